@@ -91,6 +91,8 @@ class Job:
     `iterations` None runs until stopped. `extra` are further options of the program (program/options.h). `env` adds to or, with
     None as a value, removes from the environment of all ranks. `wrap` is a command each rank runs under. `enter` gives the
     command (nsenter and its options) that starts the ranks of one host in namespaces of their own (netns.py).
+    `algorithm` and `protocol` become NCCL_ALGO (Tree of AllReduce alone, which no other collective has) and NCCL_PROTO; with
+    another protocol than Simple, NCCL decides by itself which Send/Recv go by LL. `as_nccl_likes` leaves all of that to NCCL.
     `wait_for` says what starting waits for: "running" (all ranks have finished an iteration), "ready" (all have their
     communicators) or "nothing".
     """
@@ -111,6 +113,9 @@ class Job:
         env: Mapping[str, str | None] | None = None,
         wrap: Sequence[str] = (),
         enter: Callable[[int], Sequence[str]] | None = None,
+        algorithm: str = "Ring",
+        protocol: str = "Simple",
+        as_nccl_likes: bool = False,
         wait_for: WaitFor = "running",
         start_timeout: float = 120,
     ) -> None:
@@ -120,7 +125,7 @@ class Job:
         self.hosts = _hosts(ranks, transport, hosts)
         self.library = library(nccl)
         self._transport = transport
-        self._env = dict(env or {})
+        self._env = (_tuned(nccl, algorithm, protocol) if not as_nccl_likes else _AS_NCCL_LIKES) | dict(env or {})
         self._wrap = list(wrap)
         self._enter = enter
         self._wait_for = wait_for
@@ -313,10 +318,6 @@ class Job:
             "LOCAL_WORLD_SIZE": str(self.hosts[host]),
             "NCCL_HOSTID": f"testbed-host{host}-{os.getpid()}",
             "TESTBED_BUS": str(local),
-            # What the stand-in plays of NCCL's kernels.
-            "NCCL_ALGO": "Ring",
-            "NCCL_PROTO": "Simple",
-            "NCCL_P2P_LL_THRESHOLD": "0",
             "NCCL_SOCKET_IFNAME": "lo",
         }
         if self._transport != "ib":
@@ -345,6 +346,22 @@ class Job:
                 )
             if waiting:
                 time.sleep(0.05)
+
+
+_AS_NCCL_LIKES: dict[str, str | None] = {"NCCL_PAT_ENABLE": "0"}
+"""What stays closed to NCCL's own choice: PAT, which the stand-in does not play."""
+
+
+def _tuned(nccl: str, algorithm: str, protocol: str) -> dict[str, str | None]:
+    """NCCL_ALGO and NCCL_PROTO that leave one choice. Since 2.24 an algorithm that a collective lacks is an error."""
+    per_collective = algorithm == "Tree" and [int(part) for part in nccl.split(".")[:2]] >= [2, 24]
+    tuned: dict[str, str | None] = {
+        "NCCL_ALGO": f"Ring;allreduce:{algorithm}" if per_collective else algorithm,
+        "NCCL_PROTO": protocol,
+    }
+    if protocol == "Simple":
+        tuned["NCCL_P2P_LL_THRESHOLD"] = "0"
+    return tuned
 
 
 def _hosts(ranks: int, transport: Transport, hosts: Sequence[int] | None) -> tuple[int, ...]:
@@ -423,6 +440,9 @@ def main() -> int:
     parser.add_argument("--iterations", type=int)
     parser.add_argument("--hold", action="store_true", help="stay alive after the last iteration")
     parser.add_argument("--verify", action="store_true", help="check every element")
+    parser.add_argument("--algorithm", choices=("Ring", "Tree"), default="Ring")
+    parser.add_argument("--protocol", choices=("LL", "LL128", "Simple"), default="Simple")
+    parser.add_argument("--as-nccl-likes", action="store_true", help="set no algorithm and no protocol: NCCL chooses by itself")
     parser.add_argument("extra", nargs="*", help="further options of the program, after --")
     arguments = parser.parse_args()
 
@@ -444,6 +464,9 @@ def main() -> int:
         hold=arguments.hold,
         verify=arguments.verify,
         extra=arguments.extra,
+        algorithm=arguments.algorithm,
+        protocol=arguments.protocol,
+        as_nccl_likes=arguments.as_nccl_likes,
         wait_for="ready",
     )
     try:

@@ -101,7 +101,8 @@ class Decoder:
 
     ``torn`` counts structures dropped because they changed under the reading, ``truncated`` names the bounds that were hit,
     ``unavailable`` the signals that this build or this process does not give, with the reason. ``counters`` are the addresses of
-    words that rise when NCCL works, as far as they were come upon: for :mod:`ncclwatch.target.pulse`.
+    words that rise when NCCL works, as far as they were come upon: for :mod:`ncclwatch.target.pulse`. ``lines`` are the slots
+    of LL buffers that were looked into (address → bytes, addresses of the flags read): the job's data lies around these flags.
     """
 
     def __init__(self, reader: MemoryReader, layout: Layout) -> None:
@@ -116,6 +117,7 @@ class Decoder:
         self.truncated: dict[str, None] = {}
         self.unavailable: dict[str, str] = {}
         self.counters: list[int] = []
+        self.lines: dict[int, tuple[int, tuple[int, ...]]] = {}
 
     def is_readable(self, address: int, size: int = 1, alignment: int = 8) -> bool:
         """Whether an address can be what a pointer of NCCL points to; the map is read again (rarely) when it seems outdated."""

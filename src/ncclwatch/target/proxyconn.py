@@ -12,7 +12,7 @@ from ncclwatch.target.decode import Decoder, Values
 from ncclwatch.target.wanted import TRANSPORTS
 
 _CONNECTION_PATHS = ("send", "transport", "tcomm", "transportResources")
-_RESOURCE_PATHS = ("tpRank", "tpRemoteRank", "netDev", "connIndex", "recvMem")
+_RESOURCE_PATHS = ("tpRank", "tpRemoteRank", "netDev", "connIndex", "recvMem", "buffers[0]", "buffSizes[0]")
 _TRANSPORTS = {name: Transport(name) for name in TRANSPORTS if name in set(Transport)}
 
 
@@ -27,6 +27,9 @@ class ProxyConnection:
     net_device: int | None = None
     index: int | None = None
     recv_mem: int = 0
+    ll_buffer: int = 0
+    """Address of the LL buffer, in host memory on every machine, and its size in bytes; 0 where there is none."""
+    ll_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,8 @@ class Connections:
             net_device=resources["netDev"],
             index=resources["connIndex"],
             recv_mem=resources["recvMem"] or 0,
+            ll_buffer=resources["buffers[0]"] or 0,
+            ll_bytes=resources["buffSizes[0]"] or 0,
         )
 
 

@@ -10,12 +10,14 @@ from itertools import pairwise
 
 from ncclwatch.model.state import Direction, Transport
 from ncclwatch.target.decode import Decoder, Values
+from ncclwatch.target.lineflags import Slot, filled
 from ncclwatch.target.proxyconn import ProxyConnection
 
 MAX_STEPS = 1 << 40
 """No counter is larger; one that is comes from memory that was reused."""
 
 _UNREADABLE = "some receive tails lie in memory that cannot be read from outside"
+_UNREADABLE_LINES = "some LL buffers lie in memory that cannot be read from outside"
 
 
 def counters_agree(sub: Values, connection: ProxyConnection | None, slice_steps: int) -> bool:
@@ -41,9 +43,10 @@ def counters_agree(sub: Values, connection: ProxyConnection | None, slice_steps:
 def gpu_ready(decoder: Decoder, subs: Sequence[tuple[Values, ProxyConnection | None]], protocol: str) -> list[int | None]:
     """How far the GPU has produced, for sends over the network.
 
-    Simple: the receive tail, which the GPU writes, minus base. LL and LL128 do not use the tail: a slot is ready once the
-    GPU has set its size in the FIFO (``connFifo[slot].size``, ``sizesFifo`` until 2.19), so the ready slots from
-    ``transmitted`` on are counted.
+    Simple and LL128: the receive tail, which the GPU writes, minus base (LL128 moves it for a proxy alone, ``postSend`` of
+    ``prims_ll128.h``). LL does not use the tail: the slots from ``transmitted`` on are counted that have a size in the FIFO
+    (``connFifo[slot].size``, ``sizesFifo`` until 2.19) **and** the flags of their step. The size alone says nothing: the GPU sets
+    it when it begins a step, before it waits for what it passes on in it (``waitSend`` of ``prims_ll.h``).
     """
     layout = decoder.layout
     if not layout.has("ncclRecvMem.tail"):
@@ -51,7 +54,7 @@ def gpu_ready(decoder: Decoder, subs: Sequence[tuple[Values, ProxyConnection | N
         return [None] * len(subs)
     tail = layout.member("ncclRecvMem.tail")
     places = [(made.recv_mem + tail.offset if made and decoder.is_readable(made.recv_mem) else 0, tail.size) for _, made in subs]
-    if protocol != "Simple":
+    if protocol == "LL":
         return [_ready_slots(decoder, sub, made) for sub, made in subs]
     ready: list[int | None] = []
     for (sub, made), data in zip(subs, decoder.reader.read_many(places), strict=True):
@@ -80,11 +83,16 @@ def _ready_slots(decoder: Decoder, sub: Values, made: ProxyConnection | None) ->
         return None
     inner = layout.member("ncclConnFifo.size").offset if fifo.element == "struct" and layout.has("ncclConnFifo.size") else 0
     done, transmitted, base = sub["done"] or 0, sub["transmitted"] or 0, sub["base"] or 0
-    ready = transmitted
-    while ready < min(done + fifo.count, sub["nsteps"] or 0):
-        slot = (base + ready) % fifo.count
+    step_bytes = made.ll_bytes // fifo.count
+    announced: list[Slot] = []
+    for step in range(base + transmitted, base + min(done + fifo.count, sub["nsteps"] or 0)):
+        slot = step % fifo.count
         size = int.from_bytes(data[fifo.stride * slot + inner : fifo.stride * slot + inner + 4], "little", signed=True)
         if size == -1:
             break
-        ready += 1
-    return ready
+        announced.append(Slot(made.ll_buffer + slot * step_bytes, size, step))
+    count = filled(decoder, announced, step_bytes) if made.ll_buffer and step_bytes > 0 else None
+    if count is None:
+        decoder.unavailable["GPU-ready steps"] = _UNREADABLE_LINES
+        return None
+    return transmitted + count

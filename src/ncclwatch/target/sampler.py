@@ -213,7 +213,7 @@ class Sampler:
     def _with_connections(self, state: CommState) -> Communicator:
         return replace(
             state.record,
-            host_connections=read_host_connections(self.decoder, state.connectors),
+            host_connections=read_host_connections(self.decoder, state.record.address, state.connectors),
             net_steps=read_net_steps(self.decoder, state.connectors),
         )
 

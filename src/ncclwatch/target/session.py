@@ -16,6 +16,7 @@ from ncclwatch.target.decode import Decoder
 from ncclwatch.target.devconn import CounterPlace, counter_places
 from ncclwatch.target.discover import FoundProcess, examine, layout_of
 from ncclwatch.target.layout import Layout
+from ncclwatch.target.lineflags import blank
 from ncclwatch.target.maps import Mapping
 from ncclwatch.target.memory import LiveReader
 from ncclwatch.target.process import GONE, context_switches, read_stat, run_queue_wait_ns
@@ -119,7 +120,7 @@ class TargetProcess:
         if self._recorder is None:
             raise ValueError("not opened for recording")
         sample = self.sample()
-        return sample, dict(self._recorder.pages), dict(self._sampler.finder.found)
+        return sample, blank(self._recorder.pages, self._sampler.decoder.lines), dict(self._sampler.finder.found)
 
     def hint_communicator(self, address: int) -> bool:
         """Take the address of a communicator that an API call showed; whether one is there (it may still be initialising)."""

@@ -78,6 +78,18 @@ class Sweep : public World {
   }
 };
 
+// Every collective with messages of 8 bytes, and then of eight times as many each, up to the count: NCCL's choices depend on the size.
+class Sizes : public World {
+ public:
+  using World::World;
+  void iterate(long index) override {
+    long salt = index * 1000;
+    for (size_t count = 8 / bytes_of(options_.type); count <= options_.count; count *= 8)
+      for (Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kBroadcast, Kind::kReduce, Kind::kSendRecv, Kind::kAllToAll})
+        run_steps(context_, {{{kind, options_.type, {options_.reduction}, count, 0, 1, ++salt}, world_.get()}});
+  }
+};
+
 // Communicator and nothing else.
 class Idle : public World {
  public:
@@ -101,6 +113,7 @@ const RegisterShape kShapes[] = {
     repeat("mix", {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kBroadcast, Kind::kReduce, Kind::kSendRecv, Kind::kAllToAll,
                    Kind::kGroupedAllReduce}),
     plain_shape<Sweep>("sweep"),
+    plain_shape<Sizes>("sizes"),
     plain_shape<Idle>("idle"),
 };
 

@@ -12,15 +12,22 @@ enum class Collective { kSendRecv, kAllGather, kBroadcast, kAllReduce, kReduce, 
 enum class Operator { kSum, kProd, kMinMax, kPreMulSum, kSumPostDiv };
 enum class Type { kInt8, kUint8, kInt32, kUint32, kInt64, kUint64, kFloat16, kFloat32, kFloat64, kBfloat16 };
 
+// In NCCL's order: a protocol is an index into a connection's buffers.
+enum class Protocol { kLL, kLL128, kSimple };
+constexpr int kProtocols = 3;
+enum class Algorithm { kTree, kRing };
+
 size_t size_of(Type type);
 
 struct Function {
   Collective collective;
   Operator reduction;
   Type type;
+  Algorithm algorithm;
+  Protocol protocol;
 };
 
-// The function with this id. Ends the process, naming what was asked for, if it is not Ring with the Simple protocol.
+// The function with this id. Ends the process, naming what was asked for, if it is neither of the Ring nor of the Tree algorithms.
 Function find_function(unsigned id);
 
 }  // namespace standin

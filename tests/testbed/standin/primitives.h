@@ -1,10 +1,15 @@
-// NCCL's Simple-protocol primitives (src/device/prims_simple.h): data moves through a ring of kStepsPerBuffer slots per connection,
-// head counts the steps the receiver has consumed, tail those the sender has produced. One host thread plays a whole thread block.
+// NCCL's primitives: data moves through a ring of kStepsPerBuffer slots per connection and protocol; head counts the steps the
+// receiver has consumed. How a slot is known to be full is the protocol's: simple.cc, lines.cc. One host thread plays a whole thread
+// block, or the part of a block that NCCL gives to one direction of a tree.
 #pragma once
 
 #include <stdint.h>
 #include <sys/types.h>
 
+#include <memory>
+#include <vector>
+
+#include "backoff.h"
 #include "nccl_layout.h"
 #include "reduce.h"
 
@@ -13,26 +18,30 @@ namespace standin {
 // What the primitives need to know of the communicator, the same in all releases.
 struct Communicator {
   int rank, ranks;
-  size_t step_bytes;  // size of one step of the Simple buffer
-  size_t p2p_step_bytes;
+  size_t step_bytes[kProtocols];  // size of one step of each protocol's buffer
+  size_t p2p_step_bytes;          // of Simple in point-to-point transfers
   const volatile uint32_t* abort_flag;
+
+  size_t step(Protocol protocol) const { return step_bytes[static_cast<int>(protocol)]; }
 };
+
+Communicator communicator_of(const KernelComm& comm);
 
 // How a chunk is cut: slices per chunk, and steps each slice takes.
 struct Slicing {
   int slices, steps;
 };
 
+using Connections = std::vector<ncclConnInfo*>;
+
 class Primitives {
  public:
-  // Either connection may be null when there is nothing to receive or to send.
-  Primitives(const Communicator& comm, ncclConnInfo* receive, ncclConnInfo* send, Slicing slicing, const Reduction& reduction,
-             size_t step_bytes);
-  ~Primitives();
+  // Writes the steps back to the connections.
+  virtual ~Primitives();
   Primitives(const Primitives&) = delete;
   Primitives& operator=(const Primitives&) = delete;
 
-  // Counts are in elements; a count of 0 or less still takes its steps.
+  // Counts are in elements; a count of 0 or less still takes its steps. What is received from several peers is reduced together.
   void send(const char* from, ssize_t count) { move(false, true, from, nullptr, count, false); }
   void copy_send(const char* from, char* to, ssize_t count) { move(false, true, from, to, count, false); }
   void recv(char* to, ssize_t count) { move(true, false, nullptr, to, count, false); }
@@ -41,23 +50,52 @@ class Primitives {
   void recv_reduce_copy(const char* own, char* to, ssize_t count) { move(true, false, own, to, count, true); }
   void recv_reduce_copy_send(const char* own, char* to, ssize_t count) { move(true, true, own, to, count, true); }
 
- private:
-  void move(bool receive, bool send, const char* own, char* to, ssize_t count, bool last);
-  void move_slice(const char* own, char* to, const char* received, char* outgoing, size_t count, bool last);
-  void wait(const uint64_t* counter, uint64_t credit, uint64_t wanted);
-  char* slot(ncclConnInfo* connection, uint64_t step) const;
-  size_t slot_bytes(const ncclConnInfo* connection) const;
-  static void post_size(ncclConnInfo* connection, uint64_t step, size_t bytes);
+ protected:
+  // A connection and the step this end of it has come to.
+  struct End {
+    ncclConnInfo* connection;
+    uint64_t step;
+  };
+
+  Primitives(const Communicator& comm, const Connections& receive, const Connections& send, const Reduction& reduction);
+
+  virtual void move(bool receive, bool send, const char* own, char* to, ssize_t count, bool last) = 0;
+
+  // One result from the rank's own elements (may be null) and those received, put into `to` (may be null) and all of `outgoing`.
+  void combine(const char* own, const std::vector<const char*>& received, char* to, const std::vector<char*>& outgoing, size_t count,
+               bool last) const;
+  // Until the condition holds or the communicator is aborted.
+  template <class Condition>
+  void wait(const Condition& holds) {
+    Backoff backoff;
+    while (!aborted_ && !holds()) {
+      backoff.pause();
+      aborted_ = *comm_.abort_flag != 0;
+    }
+  }
+  // Credit to fill that many more steps.
+  void wait_credit(const End& end, int steps);
+  // Tells the proxy how much lies in a slot, where there is a proxy.
+  static void post_size(const End& end, size_t bytes);
+  static bool has_proxy(const ncclConnInfo* connection);
+  static uint64_t load(const uint64_t* counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
+  static void store(uint64_t* counter, uint64_t value) { __atomic_store_n(counter, value, __ATOMIC_RELEASE); }
 
   const Communicator& comm_;
-  ncclConnInfo* const receive_;
-  ncclConnInfo* const send_;
-  const Slicing slicing_;
   const Reduction reduction_;
   const size_t element_;
-  const size_t step_elements_;
-  uint64_t receive_step_ = 0, send_step_ = 0;
+  std::vector<End> receive_, send_;
   bool aborted_ = false;
 };
+
+// src/device/prims_simple.h.
+std::unique_ptr<Primitives> make_simple(const Communicator& comm, const Connections& receive, const Connections& send, Slicing slicing,
+                                        const Reduction& reduction, size_t step_bytes);
+// src/device/prims_ll.h and prims_ll128.h; every chunk is one step.
+std::unique_ptr<Primitives> make_lines(Protocol protocol, const Communicator& comm, const Connections& receive, const Connections& send,
+                                       const Reduction& reduction);
+// The protocol's primitives for a collective; `slicing` is Simple's.
+std::unique_ptr<Primitives> make_primitives(Protocol protocol, const Communicator& comm, const Connections& receive,
+                                            const Connections& send, Slicing slicing, const Reduction& reduction);
 
 }  // namespace standin

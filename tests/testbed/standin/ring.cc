@@ -16,7 +16,7 @@ Slicing slicing_of(Collective collective) {
 
 struct Ring {
   const Communicator& comm;
-  const RingWork& work;
+  const CollectiveWork& work;
   const int* ranks;  // of the ring, beginning with this one
   int index;         // of this rank in the ring
   Primitives& prims;
@@ -27,7 +27,7 @@ struct Ring {
 
   void all_reduce(const Piece& piece) const {
     const int n = comm.ranks;
-    const auto offset = [&](int chunk) { return piece.offset + chunk % n * piece.chunk; };
+    const auto offset = [&](int chunk) { return piece.offset + chunk % n * piece.stride; };
     const auto count = [&](int chunk) { return std::min(piece.chunk, piece.end - offset(chunk)); };
     int chunk = index + n - 1;
     prims.send(in(offset(chunk)), count(chunk));
@@ -98,14 +98,12 @@ constexpr int kP2pConnection = 1;  // index of the connection that point-to-poin
 // Bytes are moved as one-byte elements.
 constexpr Reduction kBytes{Operator::kSum, Type::kUint8, 0};
 
-}  // namespace
-
-void run_ring(const Communicator& comm, ncclDevChannel* channel, const RingWork& work) {
+void run_ring(const Communicator& comm, ncclDevChannel* channel, const CollectiveWork& work) {
   const auto& ring = channel->ring;
   const Reduction reduction{work.function.reduction, work.function.type, work.argument};
-  Primitives prims(comm, &channel->peers[ring.prev]->recv[0], &channel->peers[ring.next]->send[0], slicing_of(work.function.collective),
-                   reduction, comm.step_bytes);
-  const Ring self{comm, work, ring.userRanks, ring.index, prims, size_of(work.function.type)};
+  const auto prims = make_primitives(work.function.protocol, comm, {&channel->peers[ring.prev]->recv[0]}, {&channel->peers[ring.next]->send[0]},
+                                     slicing_of(work.function.collective), reduction);
+  const Ring self{comm, work, ring.userRanks, ring.index, *prims, size_of(work.function.type)};
   for (const Piece& piece : work.pieces) {
     switch (work.function.collective) {
       case Collective::kAllReduce: self.all_reduce(piece); break;
@@ -118,24 +116,40 @@ void run_ring(const Communicator& comm, ncclDevChannel* channel, const RingWork&
   }
 }
 
-void run_send(const Communicator& comm, ncclDevChannel* channel, int peer, const char* from, size_t bytes, size_t chunk_bytes) {
-  Primitives prims(comm, nullptr, &channel->peers[peer]->send[kP2pConnection], {1, 1}, kBytes, comm.p2p_step_bytes);
-  size_t done = 0;
-  do {  // an empty transfer still takes a step
-    const size_t now = std::min(chunk_bytes, bytes - done);
-    prims.send(from + done, static_cast<ssize_t>(now));
-    done += now;
-  } while (done < bytes);
+std::unique_ptr<Primitives> transfer_primitives(const Communicator& comm, Protocol protocol, const Connections& receive,
+                                                const Connections& send) {
+  if (protocol == Protocol::kSimple) return make_simple(comm, receive, send, {1, 1}, kBytes, comm.p2p_step_bytes);
+  return make_lines(protocol, comm, receive, send, kBytes);
 }
 
-void run_recv(const Communicator& comm, ncclDevChannel* channel, int peer, char* to, size_t bytes, size_t chunk_bytes) {
-  Primitives prims(comm, &channel->peers[peer]->recv[kP2pConnection], nullptr, {1, 1}, kBytes, comm.p2p_step_bytes);
+}  // namespace
+
+void run_collective(const Communicator& comm, ncclDevChannel* channel, const CollectiveWork& work) {
+  if (work.function.algorithm == Algorithm::kTree) {
+    run_tree(comm, channel, work);
+  } else {
+    run_ring(comm, channel, work);
+  }
+}
+
+void run_send(const Communicator& comm, ncclDevChannel* channel, const Transfer& transfer, const char* from) {
+  const auto prims = transfer_primitives(comm, transfer.protocol, {}, {&channel->peers[transfer.peer]->send[kP2pConnection]});
+  size_t done = 0;
+  do {  // an empty transfer still takes a step
+    const size_t now = std::min(transfer.chunk_bytes, transfer.bytes - done);
+    prims->send(from + done, static_cast<ssize_t>(now));
+    done += now;
+  } while (done < transfer.bytes);
+}
+
+void run_recv(const Communicator& comm, ncclDevChannel* channel, const Transfer& transfer, char* to) {
+  const auto prims = transfer_primitives(comm, transfer.protocol, {&channel->peers[transfer.peer]->recv[kP2pConnection]}, {});
   size_t done = 0;
   do {
-    const size_t now = std::min(chunk_bytes, bytes - done);
-    prims.recv(to + done, static_cast<ssize_t>(now));
+    const size_t now = std::min(transfer.chunk_bytes, transfer.bytes - done);
+    prims->recv(to + done, static_cast<ssize_t>(now));
     done += now;
-  } while (done < bytes);
+  } while (done < transfer.bytes);
 }
 
 }  // namespace standin

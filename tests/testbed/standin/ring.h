@@ -1,4 +1,4 @@
-// The Ring algorithms of NCCL's collectives, and point-to-point transfers, on one channel.
+// The Ring and Tree algorithms of NCCL's collectives, and point-to-point transfers, on one channel.
 #pragma once
 
 #include <vector>
@@ -7,14 +7,16 @@
 
 namespace standin {
 
-// A part of a collective that a channel works through at once. AllReduce cuts it into one chunk per rank, the others take it whole.
+// A part of a collective that a channel works through at once. AllReduce on a ring cuts it into one chunk per rank, the others take it
+// whole.
 struct Piece {
   ssize_t offset;  // first element, in the rank's buffer
   ssize_t chunk;   // elements per chunk
   ssize_t end;     // elements at and beyond this one belong to somebody else
+  ssize_t stride;  // from one rank's chunk to the next's
 };
 
-struct RingWork {
+struct CollectiveWork {
   Function function;
   const char* input;
   char* output;
@@ -24,9 +26,16 @@ struct RingWork {
   std::vector<Piece> pieces;
 };
 
-void run_ring(const Communicator& comm, ncclDevChannel* channel, const RingWork& work);
+void run_collective(const Communicator& comm, ncclDevChannel* channel, const CollectiveWork& work);
+void run_tree(const Communicator& comm, ncclDevChannel* channel, const CollectiveWork& work);
 
-void run_send(const Communicator& comm, ncclDevChannel* channel, int peer, const char* from, size_t bytes, size_t chunk_bytes);
-void run_recv(const Communicator& comm, ncclDevChannel* channel, int peer, char* to, size_t bytes, size_t chunk_bytes);
+// What one channel moves between this rank and a peer, in chunks of so many bytes of data.
+struct Transfer {
+  int peer;
+  size_t bytes, chunk_bytes;
+  Protocol protocol;
+};
+void run_send(const Communicator& comm, ncclDevChannel* channel, const Transfer& transfer, const char* from);
+void run_recv(const Communicator& comm, ncclDevChannel* channel, const Transfer& transfer, char* to);
 
 }  // namespace standin

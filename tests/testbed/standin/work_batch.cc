@@ -18,8 +18,7 @@ namespace standin {
 
 namespace {
 
-constexpr int kSimple = 2;  // NCCL_PROTO_SIMPLE
-constexpr ssize_t kGrainBytes = 512;  // ncclProtoGrainSize(NCCL_PROTO_SIMPLE)
+constexpr ssize_t kGrainBytes[] = {16, 1920, 512};  // ncclProtoGrainSize(), by protocol
 
 const ncclDevKernelArgs* header(const Arguments& arguments) { return reinterpret_cast<const ncclDevKernelArgs*>(arguments.buffer.data()); }
 
@@ -88,7 +87,7 @@ bool on_registered_network_buffer([[maybe_unused]] const ncclDevWorkP2p& work, [
 
 // The channels from lo to hi share the elements; the first and the last may get more or less than those in between.
 std::vector<Piece> pieces_of(const Communicator& comm, const ncclDevWorkColl& work, const Function& function, int channel) {
-  const ssize_t grain = kGrainBytes / static_cast<ssize_t>(size_of(function.type));
+  const ssize_t grain = kGrainBytes[static_cast<int>(function.protocol)] / static_cast<ssize_t>(size_of(function.type));
   const auto& cut = work.cbd;
   ssize_t offset, count, chunk;
   if (channel == static_cast<int>(work.channelLo)) {
@@ -99,31 +98,31 @@ std::vector<Piece> pieces_of(const Communicator& comm, const ncclDevWorkColl& wo
     offset = cut.countLo + (channel - work.channelLo - 1) * cut.countMid, count = cut.countMid, chunk = cut.chunkGrainsMid * grain;
   }
   std::vector<Piece> pieces;
-  const bool all_reduce = function.collective == Collective::kAllReduce;
-  const ssize_t chunks = all_reduce ? comm.ranks : 1;
+  const bool by_rank = function.collective == Collective::kAllReduce && function.algorithm == Algorithm::kRing;
+  const ssize_t chunks = by_rank ? comm.ranks : 1;
   for (ssize_t at = 0; at < count; at += chunks * chunk) {
     ssize_t now = chunk;
     const ssize_t left = count - at;
-    if (all_reduce && left < chunks * chunk) {
+    if (by_rank && left < chunks * chunk) {
       // The rest is spread evenly over the ranks, in units of 16 bytes.
       const ssize_t unit = 16 / static_cast<ssize_t>(size_of(function.type));
       now = ((left + chunks - 1) / chunks + unit - 1) / unit * unit;
     }
-    pieces.push_back({offset + at, now, offset + count});
+    pieces.push_back({offset + at, now, offset + count, now});
   }
   return pieces;
 }
 
-void run_collective(const Communicator& comm, ncclDevChannel* channel, int channel_id, const ncclDevWorkColl& work, const Function& function) {
+void run_one(const Communicator& comm, ncclDevChannel* channel, int channel_id, const ncclDevWorkColl& work, const Function& function) {
   if (work.regUsed || on_registered_network_buffer(work)) unsupported("collectives on registered buffers");
   const auto& cut = work.cbd;
   const ssize_t middle = work.channelHi > work.channelLo ? work.channelHi - work.channelLo - 1 : 0;
   const bool one = work.channelHi == work.channelLo;
-  RingWork ring{function, static_cast<const char*>(work.sendbuff), static_cast<char*>(work.recvbuff), static_cast<int>(work.root),
+  CollectiveWork whole{function, static_cast<const char*>(work.sendbuff), static_cast<char*>(work.recvbuff), static_cast<int>(work.root),
                 work.redOpArg, static_cast<ssize_t>(cut.countLo + (one ? 0 : middle * cut.countMid + cut.countHi)),
                 pieces_of(comm, work, function, channel_id)};
-  if (work.redOpArgIsPtr) ring.argument = *reinterpret_cast<const uint64_t*>(work.redOpArg);
-  run_ring(comm, channel, ring);
+  if (work.redOpArgIsPtr) whole.argument = *reinterpret_cast<const uint64_t*>(work.redOpArg);
+  run_collective(comm, channel, whole);
 }
 
 // Which part of a transfer this channel moves (ncclP2pChannelToPart). The layout does not tell the two rules apart; the change
@@ -158,6 +157,8 @@ size_t chunk_bytes(uint8_t encoded) {
   return mantissa << (exponent ? exponent - 1 : 0);
 }
 
+Protocol protocol_of(bool low_latency) { return low_latency ? Protocol::kLL : Protocol::kSimple; }
+
 void run_transfers(const Communicator& comm, ncclDevChannel* channel, int channel_id, const Batch& batch) {
   std::vector<std::function<void()>> tasks;
   for (const auto& bytes : batch.works) {
@@ -170,17 +171,17 @@ void run_transfers(const Communicator& comm, ncclDevChannel* channel, int channe
       if (sends && work.sendAddr != work.recvAddr) memmove(work.recvAddr, work.sendAddr, work.sendBytes);
       continue;
     }
-    if ((sends && work.sendProtoLL) || (receives && work.recvProtoLL))
-      unsupported("Send/Recv with protocol LL (NCCL_P2P_LL_THRESHOLD=0 keeps to Simple)");
     if ((sends && work.sendIpcReg) || (receives && work.recvIpcReg) || on_registered_network_buffer(work, sends, receives))
       unsupported("Send/Recv on registered buffers");
     if (sends)
       tasks.push_back([&comm, channel, work] {
-        run_send(comm, channel, work.sendRank, static_cast<const char*>(work.sendAddr), work.sendBytes, chunk_bytes(work.sendChunkSize_u32fp8));
+        run_send(comm, channel, {work.sendRank, work.sendBytes, chunk_bytes(work.sendChunkSize_u32fp8), protocol_of(work.sendProtoLL)},
+                 static_cast<const char*>(work.sendAddr));
       });
     if (receives)
       tasks.push_back([&comm, channel, work] {
-        run_recv(comm, channel, work.recvRank, static_cast<char*>(work.recvAddr), work.recvBytes, chunk_bytes(work.recvChunkSize_u32fp8));
+        run_recv(comm, channel, {work.recvRank, work.recvBytes, chunk_bytes(work.recvChunkSize_u32fp8), protocol_of(work.recvProtoLL)},
+                 static_cast<char*>(work.recvAddr));
       });
   }
   run_together(std::move(tasks));
@@ -215,8 +216,7 @@ void run_block(const Arguments& arguments, int channel_id, int block) {
   auto* both = reinterpret_cast<KernelCommAndChannels*>(header(arguments)->comm);
   ncclDevChannel* channel = &both->channels[channel_id];
   const KernelComm& kernel_comm = both->comm;
-  const Communicator comm{kernel_comm.rank, kernel_comm.nRanks, static_cast<size_t>(kernel_comm.buffSizes[kSimple] / kStepsPerBuffer),
-                          static_cast<size_t>(kernel_comm.p2pChunkSize), static_cast<const volatile uint32_t*>(kernel_comm.abortFlag)};
+  const Communicator comm = communicator_of(kernel_comm);
   for (int index = block; index >= 0 && !*comm.abort_flag;) {
     const Batch batch = load_batch(arguments, index);
     const Function function = find_function(batch.function);
@@ -228,7 +228,7 @@ void run_block(const Arguments& arguments, int channel_id, int block) {
       for (const auto& bytes : batch.works) {
         ncclDevWorkColl work;
         memcpy(&work, bytes.data(), sizeof work);
-        run_collective(comm, channel, channel_id, work, function);
+        run_one(comm, channel, channel_id, work, function);
       }
     } else {
       unsupported("collectives on registered buffers");

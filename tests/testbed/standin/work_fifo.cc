@@ -14,7 +14,6 @@ namespace standin {
 
 namespace {
 
-constexpr int kSimple = 2;        // NCCL_PROTO_SIMPLE
 constexpr ssize_t kWarpSize = 32;
 
 KernelCommAndChannels* communicator(const Arguments& arguments) { return reinterpret_cast<KernelCommAndChannels*>(arguments.values[0]); }
@@ -26,12 +25,12 @@ bool registered(const ncclWorkElem& element) { return element.regUsed; }
 std::vector<Piece> pieces_of(const Communicator& comm, const ncclWorkElem& element, const Function& function) {
   std::vector<Piece> pieces;
   const ssize_t offset = element.workOffset, count = element.workCount;
-  const int chunks = function.collective == Collective::kAllReduce ? comm.ranks : 1;
+  const int chunks = function.collective == Collective::kAllReduce && function.algorithm == Algorithm::kRing ? comm.ranks : 1;
   const ssize_t loop = static_cast<ssize_t>(element.chunkCount) * chunks;
   for (ssize_t at = 0; at < count; at += loop) {
     ssize_t chunk = element.chunkCount;
     if (chunks > 1 && count - at < loop) chunk = element.lastChunkCount;
-    pieces.push_back({offset + at, chunk, offset + count});
+    pieces.push_back({offset + at, chunk, offset + count, chunk});
   }
   return pieces;
 }
@@ -39,28 +38,68 @@ std::vector<Piece> pieces_of(const Communicator& comm, const ncclWorkElem& eleme
 bool registered(const ncclWorkElem& element) { return element.regUsed; }
 
 // Up to 2.19 the kernel cuts the buffer itself: all channels take a chunk in turn.
-std::vector<Piece> pieces_of(const Communicator& comm, const ncclWorkElem& element, const Function& function) {
-  std::vector<Piece> pieces;
+struct Cutter {
+  const Communicator& comm;
+  const ncclWorkElem& element;
+  const Function& function;
   const ssize_t type = size_of(function.type), total = element.count, channels = element.nChannels;
-  const bool large = function.collective != Collective::kBroadcast && function.collective != Collective::kReduce;
-  const ssize_t chunk = static_cast<ssize_t>(comm.step_bytes) / type * (large ? kStepsPerBuffer / 2 : 1);
-  const ssize_t chunks = function.collective == Collective::kAllReduce ? comm.ranks : 1;
-  const ssize_t grain = (element.nWarps - 1) * kWarpSize * 8 / type;
-  for (ssize_t at = 0; at < total; at += channels * chunks * chunk) {
-    const ssize_t share = (total - at + channels * chunks - 1) / (channels * chunks);
-    const ssize_t now = (std::min(chunk, share) + grain - 1) / grain * grain;
-    pieces.push_back({at + element.bid * chunks * now, now, total});
+  const ssize_t threads = element.nWarps * kWarpSize;
+  const bool ll = function.protocol == Protocol::kLL, ll128 = function.protocol == Protocol::kLL128;
+
+  // Elements without the flags: half of LL's lines is data, 15 of 16 words with LL128.
+  ssize_t step_elements() const {
+    const auto bytes = static_cast<ssize_t>(comm.step(function.protocol));
+    return (ll ? bytes / 2 : ll128 ? bytes * 15 / 16 : bytes) / type;
   }
-  return pieces;
+  // What all threads move at once (calcBytePerGrain() of src/device/primitives.h).
+  ssize_t threads_grain() const { return threads * ((ll128 ? 60 : 8) / type); }
+
+  std::vector<Piece> tree() const {
+    const ssize_t grain = ll ? threads_grain() : ll128 ? threads_grain() / 8 : (threads - 2 * kWarpSize) * 8 * (8 / type);
+    ssize_t chunk = ll ? step_elements() : static_cast<ssize_t>(element.lastChunkSize);
+    const ssize_t loop = channels * chunk;
+    if (loop > total) chunk = (total + channels * grain - 1) / (channels * grain) * grain;
+    std::vector<Piece> pieces;
+    for (ssize_t at = 0; at < total; at += loop) pieces.push_back({at + element.bid * chunk, chunk, total, chunk});
+    return pieces;
+  }
+
+  std::vector<Piece> ring() const {
+    const bool whole_grain = function.collective == Collective::kBroadcast || function.collective == Collective::kReduce;
+    const bool all_reduce = function.collective == Collective::kAllReduce, simple = !ll && !ll128;
+    const ssize_t chunks = all_reduce ? comm.ranks : 1;
+    const ssize_t chunk = step_elements() * (simple && !whole_grain ? kStepsPerBuffer / 2 : 1), loop = channels * chunks * chunk;
+    const ssize_t grain = simple ? (threads - kWarpSize) * 8 / type : ll128 && !whole_grain ? threads_grain() / 2 : threads_grain();
+    std::vector<Piece> pieces;
+    for (ssize_t at = 0; at < total; at += loop) {
+      const ssize_t left = total - at, share = channels * chunks;
+      ssize_t now;
+      if (simple) {
+        now = (std::min(chunk, (left + share - 1) / share) + grain - 1) / grain * grain;
+      } else if (ll && !all_reduce) {
+        now = left < loop ? static_cast<ssize_t>(element.lastChunkSize) : chunk;
+      } else {
+        now = std::min(chunk, (left + share * grain - 1) / (share * grain) * grain);
+      }
+      const bool interleaved = all_reduce && !simple;  // the channels' chunks for one rank lie together
+      pieces.push_back({at + element.bid * (interleaved ? 1 : chunks) * now, now, total, interleaved ? channels * now : now});
+    }
+    return pieces;
+  }
+};
+
+std::vector<Piece> pieces_of(const Communicator& comm, const ncclWorkElem& element, const Function& function) {
+  const Cutter cutter{comm, element, function};
+  return function.algorithm == Algorithm::kTree ? cutter.tree() : cutter.ring();
 }
 #endif
 
-void run_collective(const Communicator& comm, ncclDevChannel* channel, const ncclWorkElem& element, const Function& function) {
+void run_one(const Communicator& comm, ncclDevChannel* channel, const ncclWorkElem& element, const Function& function) {
   if (registered(element)) unsupported("collectives on registered buffers");
-  RingWork work{function, static_cast<const char*>(element.sendbuff), static_cast<char*>(element.recvbuff), static_cast<int>(element.root),
+  CollectiveWork work{function, static_cast<const char*>(element.sendbuff), static_cast<char*>(element.recvbuff), static_cast<int>(element.root),
                 element.redOpArg, static_cast<ssize_t>(element.count), pieces_of(comm, element, function)};
   if (element.redOpArgIsPtr) work.argument = *reinterpret_cast<const uint64_t*>(element.redOpArg);
-  run_ring(comm, channel, work);
+  run_collective(comm, channel, work);
 }
 
 char* buffer_of(const ncclWorkElemP2p& element) {
@@ -77,12 +116,13 @@ void run_transfer(const Communicator& comm, ncclDevChannel* channel, const ncclW
     if (sends && to != buffer) std::copy(buffer, buffer + bytes, to);
     return;
   }
-  if ((element->proto & 3) != kSimple)  // two bits, signed
-    unsupported("Send/Recv with protocol LL (NCCL_P2P_LL_THRESHOLD=0 keeps to Simple)");
+  const auto protocol = static_cast<Protocol>(element->proto & 3);  // two bits, signed
+  const size_t chunk = protocol == Protocol::kLL ? element->chunkSize / 2 : element->chunkSize;  // half of the lines is flags
+  const Transfer transfer{element->peer, bytes, chunk, protocol};
   if (sends) {
-    run_send(comm, channel, element->peer, buffer, bytes, element->chunkSize);
+    run_send(comm, channel, transfer, buffer);
   } else {
-    run_recv(comm, channel, element->peer, buffer, bytes, element->chunkSize);
+    run_recv(comm, channel, transfer, buffer);
   }
 }
 
@@ -105,8 +145,7 @@ void run_block(const Arguments& arguments, int channel_id, int block) {
   KernelCommAndChannels* both = communicator(arguments);
   ncclDevChannel* channel = &both->channels[channel_id];
   const KernelComm& kernel_comm = both->comm;
-  const Communicator comm{kernel_comm.rank, kernel_comm.nRanks, static_cast<size_t>(kernel_comm.buffSizes[kSimple] / kStepsPerBuffer),
-                          static_cast<size_t>(kernel_comm.p2pChunkSize), static_cast<const volatile uint32_t*>(kernel_comm.abortFlag)};
+  const Communicator comm = communicator_of(kernel_comm);
   const auto* head = reinterpret_cast<const ncclWork*>(arguments.values[2]);
   for (const ncclWork* next = head + block;;) {
     const ncclWork work = *next;
@@ -116,7 +155,7 @@ void run_block(const Arguments& arguments, int channel_id, int block) {
     const Function function = find_function(header.funcIndex);
     if (header.type == ncclWorkTypeColl) {
       for (const ncclWorkElem& element : work.elems)
-        if (element.isUsed) run_collective(comm, channel, element, function);
+        if (element.isUsed) run_one(comm, channel, element, function);
     } else if (header.type == ncclWorkTypeP2p) {
       run_transfers(comm, channel, work);
     } else {

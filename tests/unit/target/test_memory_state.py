@@ -95,21 +95,74 @@ def test_counters_before_progress_are_stale_and_not_reported(layout: Layout) -> 
     assert (sub.nsteps, sub.base, sub.posted, sub.received, sub.transmitted, sub.done) == (96, 0, 0, 0, 0, 0)
 
 
-def test_low_latency_sends_are_ready_by_their_slots(layout: Layout) -> None:
-    job = FakeJob(layout)
-    memory = job.process.new("ncclRecvMem", tail=1)
+STEP_BYTES = 65536
+"""Of one slot of an LL buffer, as NCCL has it by default."""
+
+
+def low_latency_send(job: FakeJob, protocol: int, flags: dict[int, tuple[int, int]]) -> ProcessSample:
+    """A send whose slots 4 and 5 have a size of 512 bytes; ``flags`` of a slot are those of its first and last line."""
+    layout, process = job.layout, job.process
+    memory = process.new("ncclRecvMem", tail=965)
     name = "connFifo" if layout.has("ncclRecvMem.connFifo") else "sizesFifo"
     fifo = layout.member(f"ncclRecvMem.{name}")
     inner = layout.member("ncclConnFifo.size").offset if name == "connFifo" else 0
     for slot in range(fifo.count):
         size = 512 if slot in (4, 5) else -1
-        job.process.write(memory + fifo.offset + slot * fifo.stride + inner, size.to_bytes(4, "little", signed=True))
+        process.write(memory + fifo.offset + slot * fifo.stride + inner, size.to_bytes(4, "little", signed=True))
+    buffer = process.allocate(8 * STEP_BYTES, 4096)
+    for slot, (first, last) in flags.items():
+        process.write(buffer + slot * STEP_BYTES + 4, first.to_bytes(4, "little"))
+        process.write(buffer + slot * STEP_BYTES + 512 - 4, last.to_bytes(4, "little"))
+    resources = process.new("sendNetResources", recvMem=memory)
+    process.set(resources, "sendNetResources.buffers[0]", buffer)
+    process.set(resources, "sendNetResources.buffSizes[0]", 8 * STEP_BYTES)
+    args = job.operation(job.connect(0, 2, "send", resources=resources), base=960, posted=12, transmitted=4, done=4)
+    process.set(args, "ncclProxyArgs.protocol", protocol)
+    return look(job)
+
+
+@pytest.mark.parametrize(
+    ("flags", "ready"),
+    [
+        ({4: (965, 965), 5: (966, 966)}, 6),
+        ({4: (965, 965), 5: (966, 958)}, 5),  # the last line is still of eight steps before
+        ({4: (965, 965)}, 5),
+        ({}, 4),  # sizes are set before there is anything to send
+        ({5: (966, 966)}, 4),
+    ],
+)
+def test_low_latency_sends_are_ready_by_their_flags(layout: Layout, flags: dict[int, tuple[int, int]], ready: int) -> None:
+    sample = low_latency_send(FakeJob(layout), 0, flags)
+    (op,) = sample.operations
+    assert (op.protocol, op.subs[0].gpu_ready) == ("LL", ready)
+    assert "GPU-ready steps" not in sample.unavailable
+
+
+def test_flags_wrap_after_32_bits(newest: Layout) -> None:
+    job = FakeJob(newest)
+    low_latency_send(job, 0, {4: (5, 5), 5: (6, 6)})
+    job.process.set(job.operations[0], "ncclProxyArgs.subs[0].base", 1 << 32)
+    (op,) = look(job).operations
+    assert op.subs[0].gpu_ready == 6
+
+
+def test_an_unreadable_low_latency_buffer_says_nothing(newest: Layout) -> None:
+    job = FakeJob(newest)
+    memory = job.process.new("ncclRecvMem", tail=965)
     resources = job.process.new("sendNetResources", recvMem=memory)
     args = job.operation(job.connect(0, 2, "send", resources=resources), base=960, posted=12, transmitted=4, done=4)
     job.process.set(args, "ncclProxyArgs.protocol", 0)
-    (op,) = look(job).operations
-    assert op.protocol == "LL"
-    assert op.subs[0].gpu_ready == 6
+    fifo = newest.member("ncclRecvMem.connFifo")
+    job.process.write(memory + fifo.at(4) + newest.member("ncclConnFifo.size").offset, (512).to_bytes(4, "little"))
+    sample = look(job)
+    assert sample.operations[0].subs[0].gpu_ready is None
+    assert sample.unavailable["GPU-ready steps"] == "some LL buffers lie in memory that cannot be read from outside"
+
+
+def test_ll128_sends_are_ready_by_the_tail(layout: Layout) -> None:
+    """Sizes of slots 4 and 5 are set; the tail says that one of them is filled."""
+    (op,) = low_latency_send(FakeJob(layout), 1, {}).operations
+    assert (op.protocol, op.subs[0].gpu_ready) == ("LL128", 5)
 
 
 def test_queued_operations_of_one_connection(layout: Layout) -> None:

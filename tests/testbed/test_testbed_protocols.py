@@ -1,0 +1,97 @@
+"""Real NCCL on the CPU testbed by LL, by LL128 and on trees, element by element, and what it chooses by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from testbed.choices import LOG, PROTOCOLS, chosen, not_covered
+from testbed.job import VERSIONS, Job, available
+from testbed.test_testbed_correctness import finish
+
+pytestmark = pytest.mark.attach
+
+SILENT = "2.19.3"
+"""Writes nothing of its choices: there only the results are checked."""
+PLAYED = (SILENT, *VERSIONS)
+BUSHY = (1, 1, 2, 1)
+"""Hosts whose tree has a rank with two children on other hosts, and one with a child on its own."""
+
+
+@pytest.fixture(params=PLAYED)
+def version(request: pytest.FixtureRequest) -> str:
+    if not available(request.param):
+        pytest.skip(f"NCCL {request.param} is not in the cache")
+    return str(request.param)
+
+
+@pytest.mark.parametrize("protocol", ["LL", "LL128"])
+def test_rings_of_lines_compute_every_collective_type_and_reduction(version: str, protocol: str) -> None:
+    """Three ranks by shared memory, one by the network; small Send/Recv inside the node go by LL in both."""
+    with Job(
+        version, 4, "sweep", hosts=(3, 1), iterations=1, count=2503, verify=True, env=LOG, protocol=protocol, wait_for="nothing"
+    ) as job:
+        finish(job)
+        pairs = {(choice.algorithm, choice.protocol) for choice in chosen(job.log(0))}
+        assert pairs == (set() if version == SILENT else {("Ring", protocol)})
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_trees_reduce_every_type(version: str, protocol: str) -> None:
+    with Job(
+        version, 5, "sweep", hosts=BUSHY, iterations=1, count=2503, verify=True, env=LOG,
+        algorithm="Tree", protocol=protocol, wait_for="nothing",
+    ) as job:  # fmt: skip
+        finish(job)
+        choices = chosen(job.log(0))
+        if version != SILENT:
+            assert "Tree" in {choice.algorithm for choice in choices}
+            assert all(choice.algorithm == "Tree" for choice in choices if choice.collective == "AllReduce")
+            assert {choice.protocol for choice in choices} == {protocol}
+
+
+@pytest.mark.parametrize("protocol", ["LL", "LL128"])
+@pytest.mark.parametrize("algorithm", ["Ring", "Tree"])
+def test_messages_larger_than_the_buffers_of_lines(algorithm: str, protocol: str) -> None:
+    with Job(
+        "2.27.5", 4, "allreduce", hosts=(2, 2), iterations=2, count=1_500_007, verify=True, extra=("--burst", "3"),
+        algorithm=algorithm, protocol=protocol, wait_for="nothing",
+    ) as job:  # fmt: skip
+        finish(job)
+
+
+@pytest.mark.parametrize("protocol", ["LL", "LL128"])
+def test_an_abort_ends_kernels_that_wait_for_flags(protocol: str) -> None:
+    extra = ("--abort-after", "0.5")
+    with Job(
+        "2.27.5", 4, "abort", "mixed", iterations=2, count=20_011, extra=extra, protocol=protocol, wait_for="nothing"
+    ) as job:
+        finish(job)
+
+
+CHOSEN = {(2, 2): {("Tree", "LL"), ("Ring", "LL"), ("Ring", "Simple")}, (4,): {("Ring", "LL"), ("Ring", "Simple")}}
+"""By hosts: what every release chooses by itself for some size between 8 bytes and 2 MiB."""
+NEVER = {(2, 2): {"Ring/LL128", "Tree/LL128"}, (4,): {"Ring/LL128", "Tree/LL", "Tree/LL128", "Tree/Simple"}}
+"""What it does not choose here: LL128 wants NVLink (``ncclTopoTuneModel``, src/graph/tuning.cc), a tree more than one host."""
+
+
+@pytest.mark.parametrize("hosts", CHOSEN)
+def test_what_nccl_likes_by_itself(version: str, hosts: tuple[int, ...]) -> None:
+    with Job(
+        version,
+        4,
+        "sizes",
+        hosts=hosts,
+        iterations=1,
+        count=1 << 19,
+        verify=True,
+        env=LOG,
+        as_nccl_likes=True,
+        wait_for="nothing",
+    ) as job:
+        finish(job)
+        choices = chosen(job.log(0))
+    if version == SILENT:
+        return
+    assert min(choice.nbytes for choice in choices) == 8
+    assert {(choice.algorithm, choice.protocol) for choice in choices} >= CHOSEN[hosts], choices
+    assert set(not_covered(choices)) >= NEVER[hosts], choices
