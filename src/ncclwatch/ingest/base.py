@@ -7,12 +7,13 @@ time is made up, no count filled in. Files are untrusted: what is read of them i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.errors import TargetError
+from ncclwatch.model.verdict import Verdict
 
 HEAD_BYTES = 4096
 """Bytes from the beginning of a file by which its format is told."""
@@ -20,6 +21,22 @@ HEAD_BYTES = 4096
 
 class IngestError(TargetError):
     """A file of another tool that cannot be read; the message names the file and the place in it."""
+
+
+def unchanged(verdict: Verdict) -> Verdict:
+    """What nobody has anything to add to."""
+    return verdict
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The same job by another count that its files keep (what GPUs have begun, what they have ended), as batches.
+
+    It is judged where all before it named nobody. ``amend`` puts the verdict into the words of that count.
+    """
+
+    batches: Sequence[NodeBatch]
+    amend: Callable[[Verdict], Verdict] = unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +53,12 @@ class Ingested:
     blind: Sequence[str] = ()
     notes: Sequence[str] = field(default=())
     """What a reader ought to know besides, a line each."""
+    job: str = ""
+    """What tells this job from others of the same format, as the names of its files have it; empty where nothing does."""
+    views: Sequence[View] = ()
+    """Further views of the job, in the order in which they are judged."""
+    amend: Callable[[Verdict], Verdict] = unchanged
+    """Adds to the verdict what no record of the engine holds: lines of a program, names of groups."""
 
 
 class Format(ABC):
