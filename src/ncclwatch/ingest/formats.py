@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from ncclwatch.ingest.base import Format
+from ncclwatch.ingest.rank_log import RankLogs
 
-FORMATS: tuple[Format, ...] = ()
+FORMATS: tuple[Format, ...] = (RankLogs(),)

@@ -1,14 +1,15 @@
 """Communicators of rank logs: which lines of a rank are of one, and which ranks share it.
 
-A line names no communicator. Newer logs have a hash of its unique id. Without it a stream is one: Megatron-LM gives each group a
-stream of its own, and ``opCount`` is the communicator's, so it never falls on a stream that only one uses. Which ranks share one
-follows from the division of the job, and is checked: under one ``opCount`` all ranks of a communicator call the same.
+A line names no communicator. Newer logs have a hash of its unique id. Without it a stream is one: Megatron-LM gives each group
+a stream of its own, and ``opCount`` is the communicator's, so it never falls on a stream that only one uses. Which ranks share
+one follows from the division of the job, and is checked: under one ``opCount`` all ranks of a communicator call the same.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +20,9 @@ from ncclwatch.model.events import Function
 
 POINT_TO_POINT = (int(Function.SEND), int(Function.RECV))
 ALIKE = 0.98
-"""Part of the operations that ranks of one communicator must have called alike: of two that are lost at one place some may not."""
+"""Part of the operations that ranks of one communicator must have called alike: of two that are lost at one place some may
+not.
+"""
 TIGHT_S = 0.02
 """So close together, at the median, do all ranks call small collectives that each of them waits for; chosen."""
 TIGHTER = 4.0
@@ -78,8 +81,8 @@ class Shared:
 
 @dataclass(slots=True)
 class Found:
-    """The communicators of a job; ``left_out``: how many chains of lines could not be told whose they are; ``layout`` as given, or
-    as it was found.
+    """The communicators of a job; ``left_out``: how many chains of lines could not be told whose they are; ``layout`` as given,
+    or as it was found.
     """
 
     shared: list[Shared] = field(default_factory=list)
@@ -126,7 +129,9 @@ def _one_count_each(rows: NDArray[np.int64], counts: NDArray[np.int64]) -> Itera
 
 
 def join(chains: dict[int, list[Chain]], layout: Layout | None) -> Found:
-    """Which chains of lines (by rank) are one communicator: by the hash of the group where lines have it, else by the division."""
+    """Which chains of lines (by rank) are one communicator: by the hash of the group where lines have it, else by the
+    division.
+    """
     found = Found(layout=layout)
     rest: dict[int, list[Chain]] = {rank: [c for c in own if not c.group_hash] for rank, own in chains.items()}
     by_hash: dict[int, dict[int, Chain]] = defaultdict(dict)
@@ -148,8 +153,8 @@ def join(chains: dict[int, list[Chain]], layout: Layout | None) -> Found:
 def _by_layout(rest: dict[int, list[Chain]], found: Found) -> None:
     """Take chains out of ``rest`` that are one communicator by the division of the job, and by what was called."""
     layout = found.layout
-    _take(rest, found, [tuple(sorted(rest))] if layout is None else layout.groups("tpd").tolist(), "world", _earliest)
     if layout is None:
+        _take(rest, found, [sorted(rest)], "world", _tight)
         return
     if layout.pp > 1:
         _take(rest, found, layout.groups("p").tolist(), "pipeline", _exchanging)
@@ -157,25 +162,25 @@ def _by_layout(rest: dict[int, list[Chain]], found: Found) -> None:
         _take(rest, found, layout.groups("t").tolist(), "tensor", _busiest)
     if layout.dp > 1:
         _take(rest, found, layout.groups("d").tolist(), "data", _largest)
-    for over in ("pt", "td", "dp", "p", "d", "t", "e"):
+    for over in ("tpd", "pt", "td", "dp", "p", "d", "t", "e"):
         groups = layout.groups(over)
         for _ in range(4 if groups.shape[1] > 1 else 0):
             before = len(found.shared)
-            _take(rest, found, groups.tolist(), f"other-{over}", _tight)
+            _take(rest, found, groups.tolist(), "world" if over == "tpd" else f"other-{over}", _tight)
             if len(found.shared) == before:
                 break
 
 
-Chooser = "Callable[[dict[int, list[Chain]], Sequence[int]], dict[int, Chain] | None]"
+Chooser = Callable[[dict[int, list[Chain]], Sequence[int]], dict[int, Chain] | None]
 
 
-def _take(rest: dict[int, list[Chain]], found: Found, groups: Iterable[Sequence[int]], role: str, choose: object) -> None:
+def _take(rest: dict[int, list[Chain]], found: Found, groups: Iterable[Sequence[int]], role: str, choose: Chooser) -> None:
     """Of each group the chains that its ranks share, by one way to choose; nothing where they do not fit together."""
     for number, ranks in enumerate(groups):
         seen = [rank for rank in ranks if rest.get(rank)]
         if len(seen) < 2:
             continue
-        chosen = choose(rest, seen)  # type: ignore[operator]
+        chosen = choose(rest, seen)
         if chosen is None:
             continue
         for rank, chain in chosen.items():
@@ -188,19 +193,8 @@ def _take(rest: dict[int, list[Chain]], found: Found, groups: Iterable[Sequence[
 
 def _number(role: str, number: int, repeat: int) -> int:
     """A number for a communicator that has none, for this job only."""
-    value = 0
-    for byte in f"{role}/{number}/{repeat}".encode():
-        value = (value * 0x100000001B3 ^ byte) & 0xFFFF_FFFF_FFFF_FFFF
-    return value | 1
-
-
-def _earliest(rest: dict[int, list[Chain]], ranks: Sequence[int]) -> dict[int, Chain] | None:
-    """The collectives that all ranks began with: the default group's, where these agree."""
-    chosen = {
-        rank: min(own, key=lambda chain: int(chain.lines["time_ns"][0]))
-        for rank in ranks if (own := [chain for chain in rest[rank] if not chain.exchanges])
-    }  # fmt: skip
-    return chosen if len(chosen) == len(ranks) and fit(list(chosen.values()), tight=False) else None
+    digest = hashlib.blake2b(f"{role}/{number}/{repeat}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") | 1
 
 
 def _exchanging(rest: dict[int, list[Chain]], ranks: Sequence[int]) -> dict[int, Chain] | None:
@@ -221,7 +215,9 @@ def _busiest(rest: dict[int, list[Chain]], ranks: Sequence[int]) -> dict[int, Ch
 
 def _largest(rest: dict[int, list[Chain]], ranks: Sequence[int]) -> dict[int, Chain] | None:
     """What moves most elements: gradients and parameters."""
-    chosen = {rank: max(own, key=lambda chain: int(chain.lines["count"].max())) for rank in ranks if (own := _collective(rest[rank]))}
+    chosen = {
+        rank: max(own, key=lambda chain: int(chain.lines["count"].max())) for rank in ranks if (own := _collective(rest[rank]))
+    }
     return chosen if len(chosen) == len(ranks) and fit(list(chosen.values()), tight=False) else None
 
 

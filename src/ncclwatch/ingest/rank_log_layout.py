@@ -1,8 +1,8 @@
 """How a job is divided, as MegaTrace's ``config.yaml`` has it, and which ranks of it form groups.
 
-Their analysis reads ``TP``, ``PP`` and ``world_size`` (``trace/analysis/config.yaml`` of github.com/sii-research/Megatrace); data
-parallelism is what is left. Ranks are numbered as Megatron-LM does by default (``parallel_state.py``, order ``tp-cp-ep-dp-pp``):
-tensor parallel fastest, pipeline slowest.
+Their analysis reads ``TP``, ``PP`` and ``world_size`` (``trace/analysis/config.yaml`` of github.com/sii-research/Megatrace);
+data parallelism is what is left. Ranks are numbered as Megatron-LM does by default (``parallel_state.py``, order
+``tp-cp-ep-dp-pp``): tensor parallel fastest, pipeline slowest.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class Layout:
 
 
 def beside(files: Sequence[Path]) -> Layout | None:
-    """The division that a file beside the logs gives; ``None`` without one. Raises :class:`IngestError` for one that is wrong."""
+    """The division that a file beside the logs gives; ``None`` without one. Raises :class:`IngestError` for one that is
+    wrong.
+    """
     for folder in dict.fromkeys(folder for file in files[:1] for folder in (file.parent, file.parent.parent)):
         for name in NAMES:
             path = folder / name

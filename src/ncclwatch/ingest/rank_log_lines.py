@@ -4,9 +4,9 @@ Their patched NCCL writes one line a call (``log_event``, ``trace/megatrace_nccl
 
     [save_count 2] [1755590106.364857579] [Rank 0] Fun AllReduce Data 1 stream 0x55919d27b4b0 opCount 2 groupHash -5956
 
-``Data`` is the call's count of elements, ``opCount`` that of the communicator at the call, ``groupHash`` (newer versions only) a
-hash of the communicator's unique id, equal on all its ranks. The time is CLOCK_REALTIME. A thread saves the lines of a ring once no
-call has come for a while; ``save_count`` numbers these times.
+``Data`` is the call's count of elements, ``opCount`` that of the communicator at the call, ``groupHash`` (newer versions only)
+a hash of the communicator's unique id, equal on all its ranks. The time is CLOCK_REALTIME. A thread saves the lines of a ring
+once no call has come for a while; ``save_count`` numbers these times.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ LINE = np.dtype(
         ("op_count", "<i8"), ("group_hash", "<u8"),
     ]
 )  # fmt: skip
-"""One line. Times are ns of CLOCK_REALTIME; ``group_hash`` is 0 where the line has none; ``function`` that of call events, 0 where
-the name is not known."""
+"""One line. Times are ns of CLOCK_REALTIME; ``group_hash`` is 0 where the line has none; ``function`` that of call events, 0
+where the name is not known."""
 
 LONGEST_LINE = 160
 """Bound: bytes of a line (their ring keeps 128, and the number of the save is written before that)."""
@@ -154,8 +154,8 @@ def parse(data: bytes) -> Parsed:
     for number in (_PLAIN, _HASHED):
         at = np.flatnonzero(shaped & (words == number))
         if len(at):
-            gaps = spaces[first[at] + np.arange(number - 1)[:, None]]
-            begins, stops = [starts[at], *(gaps + 1)], [*gaps, ends[at]]
+            gaps: list[Indices] = list(spaces[first[at] + np.arange(number - 1)[:, None]])
+            begins, stops = [starts[at], *(gap + 1 for gap in gaps)], [*gaps, ends[at]]
             lines[at], good[at], names = _columns(text, begins, stops)
             unknown |= names
     bad = np.flatnonzero(filled & ~good)
@@ -163,9 +163,7 @@ def parse(data: bytes) -> Parsed:
     return Parsed(kept, len(ends), len(bad), int(bad[0]) if len(bad) else -1, tuple(sorted(unknown)))
 
 
-def _columns(
-    text: _Text, begins: list[Indices], stops: list[Indices]
-) -> tuple[NDArray[np.void], NDArray[np.bool_], set[str]]:
+def _columns(text: _Text, begins: list[Indices], stops: list[Indices]) -> tuple[NDArray[np.void], NDArray[np.bool_], set[str]]:
     """The columns of lines of one number of words, which of them are fine, and names of functions that are not known."""
     made = np.zeros(len(begins[0]), LINE)
     good = np.ones(len(made), np.bool_)
