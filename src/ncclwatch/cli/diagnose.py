@@ -1,4 +1,4 @@
-"""``ncclwatch diagnose``: one verdict on what can be read from outside right now, or from snapshot files."""
+"""``ncclwatch diagnose``: one verdict on what can be read from outside right now, from snapshots, from other tools' records."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ Engine = Callable[[Series, float], list[Verdict]]
 
 def diagnose(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE | PID]...", help="Snapshots, recordings, or more pids.")
+        list[str] | None,
+        typer.Argument(metavar="[FILE | FOLDER | PID]...", help="Snapshots, recordings, other tools' records, or more pids."),
     ] = None,
     pid: PidOption = None,
     every: AllOption = False,
@@ -61,8 +62,15 @@ def diagnose(
 ) -> int:
     """Say which rank holds the job up. Reads each process at least twice: a job that makes progress accuses nobody."""
     named, files = options.split_words(pid, words)
-    options.require_files(files)
     options.require_slow_mode(slow_mode, t_base)
+    if files:
+        from ncclwatch.cli.foreign import foreign_among, judge_foreign
+
+        foreign = foreign_among(files, alone=not named and not every)
+        if foreign is not None:
+            rule = options.slow_rule(slow_mode, t_base, theta)
+            return judge_foreign(foreign, as_json=as_json, exit_code=exit_code, slow=rule, why=why)
+    options.require_files(files)
     if files:
         # Whoever asks about live processes need not wait until all that reads recordings is loaded.
         from ncclwatch.cli.recorded import judge_recordings, recordings_among

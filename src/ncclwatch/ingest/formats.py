@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from ncclwatch.ingest.base import Format
+from ncclwatch.ingest.flight_recorder import FlightRecorder
 from ncclwatch.ingest.rank_log import RankLogs
 
-FORMATS: tuple[Format, ...] = (RankLogs(),)
+FORMATS: tuple[Format, ...] = (
+    FlightRecorder(),
+    RankLogs(),
+)

@@ -1,0 +1,156 @@
+"""Records of other tools, judged: each job as each format tells it, and the formats of one job joined."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+
+from ncclwatch.cli.output import emit, emit_json, note
+from ncclwatch.cli.verdicts import print_verdicts
+from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.engine.live import LiveDiagnosis
+from ncclwatch.engine.session import DiagnosisSession
+from ncclwatch.engine.slow.modes import SlowRule
+from ncclwatch.engine.verdict import severity
+from ncclwatch.errors import ExitStatus, UsageError
+from ncclwatch.ingest.base import Ingested
+from ncclwatch.ingest.folders import Found, Record, find, read
+from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.text import clean
+
+JUDGE_NS = 200_000_000
+"""Batches within this time of each other are judged together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One job of other tools' records: what stands, worst first, and what told of it."""
+
+    job: str
+    verdicts: Sequence[Verdict]
+    formats: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def foreign_among(paths: Sequence[Path], *, alone: bool) -> Found | None:
+    """What of the named paths is of other tools; ``None`` where nothing is. It is judged by itself."""
+    if not paths or not all(path.exists() for path in paths):
+        return None
+    found = find(paths)
+    folders = [path for path in paths if path.is_dir()]
+    if not found.files:
+        if folders:
+            where = clean(str(folders[0]), 160)
+            raise UsageError(f"{where} holds no record of a tool that is known", "docs/ingest.md lists the formats")
+        return None
+    strange = [path for path in paths if path in found.unknown]
+    if not alone or strange:
+        raise UsageError("records of other tools are judged by themselves", "leave out the pids and the other files")
+    return found
+
+
+def judge_foreign(
+    found: Found, *, as_json: bool, exit_code: bool, slow: SlowRule | None = None, why: bool = False
+) -> int:  # fmt: skip
+    """Print what stands of every job; returns the exit status."""
+    judged, problems = judge_found(found, slow)
+    verdicts = [verdict for one in judged for verdict in one.verdicts]
+    if as_json:
+        jobs = [
+            {"job": one.job, "formats": list(one.formats), "verdicts": [verdict.to_json() for verdict in one.verdicts]}
+            for one in judged
+        ]
+        emit_json({**verdicts[0].to_json(), "jobs": jobs})
+    else:
+        for number, one in enumerate(judged):
+            if number:
+                emit()
+            if len(judged) > 1:
+                emit(f"{one.job or 'job'} ({', '.join(one.formats)})")
+            print_verdicts(one.verdicts, why=why)
+        for line in dict.fromkeys(line for one in judged for line in one.notes):
+            note(line)
+    for line in problems:
+        note(line)
+    return ExitStatus.VERDICT if exit_code and any(verdict.verdict_class.accuses for verdict in verdicts) else ExitStatus.OK
+
+
+def judge_found(found: Found, slow: SlowRule | None = None) -> tuple[list[Judged], list[str]]:
+    """Every job, worst first, and what could not be read. Raises ``IngestError`` when nothing could."""
+    records, problems = read(found)
+    told = [(record, judge_ingested(record.ingested, slow)) for record in records]
+    return sorted(_joined(told), key=lambda one: severity(one.verdicts[0])), problems
+
+
+def judge_ingested(ingested: Ingested, slow: SlowRule | None = None) -> list[Verdict]:
+    """What stands of one job, worst first: by its batches, else by the first further view that names somebody."""
+    views = ((ingested.batches, ingested.amend), *((view.batches, view.amend) for view in ingested.views))
+    said: list[Verdict] = []
+    for number, (batches, amend) in enumerate(views):
+        found = [amend(verdict) for verdict in _stand(batches, slow)]
+        if number == 0 or any(verdict.verdict_class.accuses for verdict in found):
+            said = found
+        if any(verdict.verdict_class.accuses for verdict in said):
+            break
+    blind = ingested.blind
+    return [replace(verdict, unobserved=tuple(dict.fromkeys((*verdict.unobserved, *blind)))) for verdict in said]
+
+
+def _stand(batches: Iterable[NodeBatch], slow: SlowRule | None) -> list[Verdict]:
+    session = DiagnosisSession(LiveDiagnosis(slow=(slow or SlowRule()).watch()))
+    for now_ns, together in _moments(batches):
+        for number, batch in together:
+            session.feed(batch, now_ns, source=f"{batch.host}#{batch.boot_id}#{number}" if number else batch.host)
+        if session.is_due(now_ns):
+            session.judge(now_ns)
+    if session.verdicts:
+        return list(session.verdicts)
+    return [Verdict(VerdictClass.UNKNOWN, "these records hold nothing that could be judged")]
+
+
+def _moments(batches: Iterable[NodeBatch]) -> Iterator[tuple[int, Iterable[tuple[int, NodeBatch]]]]:
+    """Batches that are judged together, each moment with the time of its first; 0 where a host is one node."""
+    begun = -JUDGE_NS - 1
+
+    def moment(batch: NodeBatch) -> int:
+        nonlocal begun
+        begun = begun if batch.time_ns - begun <= JUDGE_NS else batch.time_ns
+        return begun
+
+    for now_ns, together in groupby(batches, key=moment):
+        yield now_ns, ((0, batch) for batch in together)
+
+
+# --- several formats of one job ------------------------------------------------------------------------------------------
+
+
+def _joined(told: Sequence[tuple[Record, Sequence[Verdict]]]) -> Iterator[Judged]:
+    """Jobs: where no format tells of several, all tell of one."""
+    per_format = Counter(record.format.name for record, _ in told)
+    if len(per_format) > 1 and max(per_format.values()) == 1:
+        yield _as_one(told)
+        return
+    for record, verdicts in told:
+        yield Judged(record.ingested.job, verdicts, (record.format.name,), tuple(record.ingested.notes))
+
+
+def _as_one(told: Sequence[tuple[Record, Sequence[Verdict]]]) -> Judged:
+    """What stands by the format that says the worst, and of that the surest; the others are told beside it."""
+    ranked = sorted(told, key=lambda one: (severity(one[1][0]), -one[1][0].confidence))
+    (record, verdicts), others = ranked[0], ranked[1:]
+    first, beside = verdicts[0], [f"by the {one.format.what}: {said[0].summary}" for one, said in others]
+    named = {culprit.rank for culprit in first.culprits}
+    agree = [one.format.what for one, said in others if named and {culprit.rank for culprit in said[0].culprits} & named]
+    if agree:
+        beside.append(f"the same rank is named by {', '.join(agree)}")
+    # What one format is blind for another may have seen: what all are blind for is left.
+    blind = [set(said[0].unobserved) for _, said in told]
+    unobserved = tuple(line for line in first.unobserved if all(line in lines for lines in blind)) or first.unobserved
+    planes = tuple(dict.fromkeys(plane for _, said in ranked for plane in said[0].planes))
+    joined = replace(first, evidence=(*first.evidence, *beside), unobserved=unobserved, planes=planes)
+    notes = tuple(line for one, _ in ranked for line in one.ingested.notes)
+    names = tuple(one.format.name for one, _ in ranked)
+    return Judged(record.ingested.job, [joined, *verdicts[1:]], names, notes)

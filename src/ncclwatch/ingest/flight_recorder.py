@@ -1,0 +1,146 @@
+"""PyTorch's Flight Recorder: the collectives that each rank of a job called last, dumped when a watchdog fires.
+
+One file a rank, with the rank at the end of its name: ``TORCH_FR_DUMP_TEMP_FILE`` (before that
+``TORCH_NCCL_DEBUG_INFO_TEMP_FILE``) is a prefix, and PyTorch adds the rank. What can
+be told from it stands in docs/flight-recorder.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import overload
+
+from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.ingest.base import Format, Ingested, IngestError, View
+from ncclwatch.ingest.flight_recorder_file import looks_like_dump, read_dump
+from ncclwatch.ingest.flight_recorder_job import FlightJob
+from ncclwatch.ingest.flight_recorder_rank import RankDump, State, read_rank
+from ncclwatch.ingest.flight_recorder_words import BEGUN, CALLED, ENDED, Wording, amend
+from ncclwatch.text import clean, compressed
+
+MOST_KEPT, LEAST_KEPT = 1_000_000, 256
+"""Bound: entries of a job that are kept, and of a rank at the least; the newest of each."""
+_RANK = re.compile(r"rank[_\-.]?(\d{1,7})(?!.*rank[_\-.]?\d)|(\d{1,7})(?=\D*$)", re.IGNORECASE)
+_SUFFIX = re.compile(r"\.(json|pkl|pickle|bin|dump|trace)$", re.IGNORECASE)
+
+
+def rank_of(path: Path) -> tuple[str, int] | None:
+    """The job's part of a file's name, and the rank: ``("nccl_trace_rank_", 3)``; ``None`` where it names no rank."""
+    name = _SUFFIX.sub("", path.name)
+    found = _RANK.search(name)
+    if found is None:
+        return None
+    digits = found.span(1) if found[1] is not None else found.span(2)
+    return name[: digits[0]] + "*" + name[digits[1] :], int(name[slice(*digits)])
+
+
+class FlightRecorder(Format):
+    """Dumps of the Flight Recorder."""
+
+    name = "flight-recorder"
+    what = "PyTorch Flight Recorder dump"
+
+    def recognises(self, head: bytes, path: Path) -> bool:
+        """By the keys of a dump near the beginning of a pickle or of a JSON object."""
+        return looks_like_dump(head)
+
+    def read(self, files: Sequence[Path]) -> Sequence[Ingested]:
+        """One job for each prefix of names; of equal names in several folders one job where their ranks differ."""
+        unnamed = [file for file in files if rank_of(file) is None]
+        problems = [f"{clean(str(file), 160)}: its name ends with no rank" for file in unnamed]
+        window = max(LEAST_KEPT, MOST_KEPT // max(1, len(files)))
+        read = [_read_job(prefix, ranks, window) for prefix, ranks in _jobs(files)]
+        found = [ingested for ingested in read if isinstance(ingested, Ingested)]
+        problems += [line for lines in read if not isinstance(lines, Ingested) for line in lines]
+        if not found:
+            raise IngestError(problems[0] if problems else "no Flight Recorder dump", "name the dumps of every rank")
+        first = found[0]
+        return [_with_problems(first, problems), *found[1:]]
+
+
+def _jobs(files: Sequence[Path]) -> Iterator[tuple[str, dict[int, Path]]]:
+    by_prefix: dict[str, list[tuple[int, Path]]] = defaultdict(list)
+    for file in files:
+        named = rank_of(file)
+        if named is not None:
+            by_prefix[named[0]].append((named[1], file))
+    for prefix, found in sorted(by_prefix.items()):
+        if len({rank for rank, _ in found}) == len(found):
+            yield prefix, dict(found)
+            continue
+        by_folder: dict[Path, dict[int, Path]] = defaultdict(dict)
+        for rank, file in found:
+            by_folder[file.parent].setdefault(rank, file)
+        for folder, ranks in sorted(by_folder.items()):
+            yield f"{folder.name}/{prefix}", ranks
+
+
+def _with_problems(ingested: Ingested, problems: Sequence[str]) -> Ingested:
+    return replace(ingested, problems=(*ingested.problems, *problems)) if problems else ingested
+
+
+def _read_job(prefix: str, files: dict[int, Path], window: int) -> Ingested | list[str]:
+    ranks: list[RankDump] = []
+    problems: list[str] = []
+    for rank, file in sorted(files.items()):
+        try:
+            ranks.append(read_rank(read_dump(file), rank, window))
+        except IngestError as error:
+            problems.append(str(error))
+    if not ranks:
+        return problems
+    job = FlightJob(ranks)
+    views = []
+    if job.begun_known:
+        views.append(_view(job, State.STARTED, BEGUN))
+    if job.ended_known:
+        views.append(_view(job, State.COMPLETED, ENDED))
+    return Ingested(
+        batches=_Batches(job, State.SCHEDULED), problems=tuple(problems), blind=tuple(_blind(job)),
+        notes=tuple(_notes(job, prefix)), job=prefix, views=tuple(views), amend=partial(amend, job, CALLED),
+    )  # fmt: skip
+
+
+def _view(job: FlightJob, least: State, words: Wording) -> View:
+    return View(_Batches(job, least), partial(amend, job, words))
+
+
+class _Batches(Sequence[NodeBatch]):
+    """Batches of a job that are made when they are asked for, one after the other: those of a thousand ranks are large."""
+
+    def __init__(self, job: FlightJob, least: State) -> None:
+        self._job, self._least = job, least
+
+    def __len__(self) -> int:
+        return len(self._job.ranks) * len(self._job.moments)
+
+    def __iter__(self) -> Iterator[NodeBatch]:
+        return self._job.batches(self._least)
+
+    @overload
+    def __getitem__(self, at: int) -> NodeBatch: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[NodeBatch]: ...
+    def __getitem__(self, at: int | slice) -> NodeBatch | Sequence[NodeBatch]:
+        return tuple(self)[at]
+
+
+def _blind(job: FlightJob) -> Iterator[str]:
+    if job.missing:
+        yield f"no dump of rank{'s' if len(job.missing) > 1 else ''} {compressed(job.missing)}"
+    if not job.ended_known:
+        yield "which operations have ended: no entry says so (gloo's never do), so that all may be open"
+    elif not job.begun_known:
+        yield "which operations the GPUs have begun: the job ran without TORCH_NCCL_ENABLE_TIMING"
+    yield "operations in captured CUDA graphs: PyTorch does not record them"
+    yield "whether ranks were dumped at one moment: a dump does not say when it was written"
+
+
+def _notes(job: FlightJob, prefix: str) -> Iterator[str]:
+    versions = sorted({one.version for one in job.ranks})
+    yield f"Flight Recorder dumps {prefix}: ranks {compressed(one.rank for one in job.ranks)}, format {', '.join(versions)}"

@@ -1,0 +1,295 @@
+"""The dumps of a job's ranks as the records that the engine judges: calls, counts and what GPUs have begun and ended.
+
+An entry is a call in the ledger. Ranks are lined up by the sequence number that each process group keeps, never by the place of
+an entry: the number of the newest call is what NCCL's own count would be. A job is looked at twice, at the last moment that any
+entry speaks of and at the moment of the dump, so a wait has lasted as long as lies between. Operations that a dump knows to be
+begun or ended are counted as further views of the same job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.collect.functions import function
+from ncclwatch.ingest.flight_recorder_rank import GroupName, RankDump, State
+from ncclwatch.model.device import DeviceCommunicator, DeviceOperation, DeviceSample
+from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
+from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.state import Communicator, Direction, PeerInfo, ProcessInfo, ProcessSample, Transport, VersionSource
+
+COUNTED = "a collective"
+"""What the counts of a rank are of: a dump numbers collectives of all kinds together."""
+ALL_TAKE_PART = (Function.ALL_REDUCE, Function.ALL_GATHER, Function.REDUCE_SCATTER, Function.ALL_TO_ALL)
+"""Collectives that end on no rank before all have called them."""
+DEFAULT_GROUP = "default_pg"
+"""How PyTorch describes the group of all ranks (``init_process_group``)."""
+FIRST_PID = 10_000
+SHOWN = 8
+"""Bound: open operations of a communicator that are told of a GPU."""
+
+
+@dataclass(slots=True)
+class Group:
+    """One process group over the ranks of the job. ``stated``: its members stand in the dumps; else those that used it."""
+
+    name: GroupName
+    ranks: tuple[int, ...]
+    stated: bool
+    number: int
+    hash: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        text = f"{self.name.name} {self.name.about} {self.ranks}".encode()
+        self.hash = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+    @property
+    def address(self) -> int:
+        """Stands for the communicator's address in each process."""
+        return 0x10_0000 + self.number * 0x1000
+
+    @property
+    def label(self) -> str:
+        """As PyTorch's users know it: ``process group 3 (mesh_dp)``."""
+        about = f" ({self.name.about})" if self.name.about not in ("", "undefined") else ""
+        return f"process group {self.name.name or '(unnamed)'}{about}"
+
+
+@dataclass(slots=True)
+class Part:
+    """One rank's calls on one group, by sequence number from 1 (``base`` taken off), one row a collective.
+
+    ``counted``: collectives called in all; ``known``: whether ``rows`` are the newest of them without a gap.
+    """
+
+    group: Group
+    rows: NDArray[Any]
+    messages: NDArray[Any]
+    counted: int
+    known: bool
+    from_birth: bool
+
+
+class FlightJob:
+    """The ranks of one job with their groups. ``base``: the number of the first collective of a group, 0 or 1."""
+
+    def __init__(self, ranks: Sequence[RankDump]) -> None:
+        self.ranks = sorted(ranks, key=lambda one: one.rank)
+        stated = {number for one in self.ranks for members in one.members.values() for number in members}
+        self.world = sorted({one.rank for one in self.ranks} | stated)
+        self.missing = sorted(set(self.world) - {one.rank for one in self.ranks})
+        self.groups: dict[tuple[GroupName, tuple[int, ...]], Group] = {}
+        self._used: dict[GroupName, list[int]] = defaultdict(list)
+        for one in self.ranks:
+            for name in one.groups:
+                self._used[name].append(one.rank)
+        zero = any((one.entries["sequence"][~one.entries["message"]] == 0).any() for one in self.ranks)
+        self.base = 0 if zero else 1
+        self.ended_known = self._backends(State.COMPLETED)
+        self.begun_known = self._backends(State.STARTED) if all(one.begun_known for one in self.ranks) else frozenset()
+        self.parts = {one.rank: self._parts(one) for one in self.ranks}
+        self._count_proven()
+        self.moments = self._moments()
+
+    def _backends(self, state: State) -> frozenset[str]:
+        """Backends of which any entry was seen in a state: others never leave ``scheduled`` (gloo up to 2.14), which proves
+        nothing.
+        """
+        return frozenset(
+            one.backends[number] for one in self.ranks
+            for number in np.unique(one.entries["backend"][one.entries["state"] == state]).tolist() if number < len(one.backends)
+        )  # fmt: skip
+
+    def group(self, one: RankDump, name: GroupName) -> Group:
+        """The group that a rank knows by a name."""
+        members = one.members.get(name.name, ())
+        stated = one.rank in members
+        if not stated:
+            members = tuple(self.world if name.about == DEFAULT_GROUP else sorted(self._used[name]))
+        key = (name, members)
+        if key not in self.groups:
+            self.groups[key] = Group(name, members, stated, len(self.groups))
+        return self.groups[key]
+
+    def _parts(self, one: RankDump) -> list[Part]:
+        entries, parts = one.entries, []
+        # Who has called nothing on the group of all ranks is a rank of it all the same.
+        silent = [name for name in self._used if name.about == DEFAULT_GROUP and name not in one.groups]
+        for number, name in enumerate((*one.groups, *silent)):
+            own = entries[entries["group"] == number]
+            parts.append(self._part(one, self.group(one, name), own[~own["message"]], own[own["message"] & ~own["coalesced"]]))
+        return parts
+
+    def _part(self, one: RankDump, group: Group, rows: NDArray[Any], messages: NDArray[Any]) -> Part:
+        rows = _one_each(rows)
+        numbers = rows["sequence"] - self.base + 1
+        newest = int(numbers.max(initial=0))
+        counted = newest
+        if not len(messages):
+            counted = max(newest, one.enqueued.get(group.name.name, 0))
+        named = bool((rows["function"] != Function.NONE).all())
+        whole = len(rows) == 0 or bool((np.diff(numbers) == 1).all())
+        known = named and whole and counted == newest
+        first = not len(rows) or int(numbers[0]) == 1
+        return Part(group, rows, messages, counted, known, one.whole and known and first)
+
+    def _count_proven(self) -> None:
+        """A collective that has ended anywhere was called by all: who shows fewer wrote its dump earlier."""
+        proven: dict[int, int] = defaultdict(int)
+        for part in (part for parts in self.parts.values() for part in parts):
+            ended = part.rows[(part.rows["state"] == State.COMPLETED) & np.isin(part.rows["function"], ALL_TAKE_PART)]
+            number = int(ended["sequence"].max(initial=self.base - 1)) - self.base + 1
+            proven[part.group.number] = max(proven[part.group.number], number)
+        for part in (part for parts in self.parts.values() for part in parts):
+            if proven[part.group.number] > part.counted:
+                part.counted, part.known, part.from_birth = proven[part.group.number], False, False
+
+    def _moments(self) -> tuple[int, int]:
+        """The last moment of which any entry speaks, and that of the dump: when the last of them was written, but no later than
+        the last wait was given up. (Files that were copied look younger than they are.) Nanoseconds since the epoch.
+        """
+        newest = max((one.newest_ns for one in self.ranks), default=0)
+        written = max((one.written_ns for one in self.ranks), default=0)
+        expires = max((one.expires_ns for one in self.ranks), default=0)
+        return newest, max(newest + 1, min(written, expires) if expires > newest else written)
+
+    @property
+    def waited_s(self) -> float:
+        """How long nothing had moved when the job was dumped."""
+        return (self.moments[1] - self.moments[0]) / 1e9
+
+    def is_open(self, one: RankDump, rows: NDArray[Any]) -> bool:
+        """Whether a rank may wait in any of these entries."""
+        known = [number for number, backend in enumerate(one.backends) if backend in self.ended_known]
+        return bool(((rows["state"] != State.COMPLETED) | ~np.isin(rows["backend"], known)).any())
+
+    # --- records -------------------------------------------------------------------------------------------------------
+
+    def batches(self, least: State = State.SCHEDULED) -> Iterator[NodeBatch]:
+        """The job at its two moments, a batch a rank: what has come as far as ``least``."""
+        peers = {group.number: _peers(group) for group in self.groups.values()}
+        samples = {one.rank: self._sample(one, least, peers) for one in self.ranks}
+        for turn, moment in enumerate(self.moments):
+            for one in self.ranks:
+                sample = samples[one.rank]
+                yield NodeBatch(
+                    host=host_of(one.rank), boot_id=host_of(one.rank), sequence=turn, time_ns=moment, wall_ns=moment,
+                    interval_s=max(1.0, self.waited_s), looked=True,
+                    samples=(replace(sample, time_ns=moment, wall_ns=moment),),
+                    events=self._events(one, least) if turn == 0 else None,
+                )  # fmt: skip
+
+    def _sample(self, one: RankDump, least: State, peers: Mapping[int, tuple[PeerInfo, ...]]) -> ProcessSample:
+        host = host_of(one.rank)
+        info = ProcessInfo(
+            key=ProcessKey(host, FIRST_PID + one.rank, 0, ""), host=host, name="python", command=(), library="", version=None,
+            version_source=VersionSource.UNKNOWN, rank=one.rank, world_size=len(self.world), rank_source="dump",
+        )  # fmt: skip
+        communicators = tuple(self._communicator(one, part, least, peers) for part in self.parts[one.rank])
+        device = None
+        if self.begun_known:
+            told = tuple(_device(part, one.rank) for part in self.parts[one.rank])
+            device = DeviceSample("flight recorder", 0, "", communicators=told)
+        return ProcessSample(info, 0, 0, 0, "S", communicators, device=device)
+
+    def _communicator(
+        self, one: RankDump, part: Part, least: State, peers: Mapping[int, tuple[PeerInfo, ...]]
+    ) -> Communicator:  # fmt: skip
+        group, rank = part.group, part.group.ranks.index(one.rank)
+        others = [(rank - 1) % len(group.ranks), (rank + 1) % len(group.ranks)]
+        others += [group.ranks.index(number) for number in self.missing if number in group.ranks]
+        open_here = self.is_open(one, part.rows) or self.is_open(one, part.messages)
+        ways = tuple((0, peer, Direction.SEND, Transport.UNKNOWN) for peer in sorted({*others} - {rank}) if open_here)
+        return Communicator(
+            address=group.address, hash=group.hash, rank=rank, nranks=len(group.ranks), name=group.name.about,
+            sequence_numbers={COUNTED: self._counted(part, least)}, peers=peers[group.number], transports=ways,
+        )  # fmt: skip
+
+    def _counted(self, part: Part, least: State) -> int:
+        if least is State.SCHEDULED:
+            return part.counted
+        come = part.rows["sequence"][part.rows["state"] >= least]
+        return int(come.max(initial=self.base - 1)) - self.base + 1
+
+    def _events(self, one: RankDump, least: State) -> NDArray[Any]:
+        found = []
+        for part in self.parts[one.rank]:
+            if part.from_birth:
+                made = np.zeros(1, EVENT_DTYPE)
+                made["kind"], made["function"] = Kind.LEAVE, Function.COMM_INIT_RANK
+                found.append(self._placed(made, one, part))
+            if not part.known:
+                continue
+            rows = part.rows[part.rows["state"] >= least]
+            if least is State.SCHEDULED or bool((np.diff(rows["sequence"]) == 1).all()):
+                found.append(self._calls(rows, one, part))
+            found.append(self._calls(part.messages[part.messages["state"] >= least], one, part))
+        if not found:
+            return np.zeros(0, EVENT_DTYPE)
+        events = np.concatenate(found)
+        return events[np.argsort(events["time_ns"], kind="stable")]
+
+    def _calls(self, rows: NDArray[Any], one: RankDump, part: Part) -> NDArray[Any]:
+        events = np.zeros(len(rows), EVENT_DTYPE)
+        events["kind"], events["redop"] = Kind.ENTER, 0
+        for name in ("function", "datatype", "peer"):
+            events[name] = rows[name]
+        events["count"], events["time_ns"] = rows["count"], np.maximum(rows["created_ns"], 0)
+        events["op_count"] = np.maximum(rows["sequence"] - self.base, 0)
+        return self._placed(events, one, part)
+
+    def _placed(self, events: NDArray[Any], one: RankDump, part: Part) -> NDArray[Any]:
+        group = part.group
+        events["pid"] = events["tid"] = FIRST_PID + one.rank
+        events["flags"], events["comm"], events["comm_hash"] = Flag.COMM_READ, group.address, group.hash
+        events["rank"], events["nranks"] = group.ranks.index(one.rank), len(group.ranks)
+        return events
+
+
+def host_of(rank: int) -> str:
+    """Stands for the host of a rank, which a dump does not name."""
+    return f"host-of-rank-{rank}"
+
+
+def _one_each(rows: NDArray[Any]) -> NDArray[Any]:
+    """Collectives in the order of their numbers, those that were called as one (coalesced) as one row: of all their elements.
+
+    A group that is closed and of which no call was recorded (before 2.7) stays without a name.
+    """
+    rows = rows[np.argsort(rows["sequence"], kind="stable")]
+    if len(rows) < 2 or (np.diff(rows["sequence"]) > 0).all():
+        return rows
+    inside = rows[~rows["coalesced"] | ~np.isin(rows["sequence"], rows["sequence"][~rows["coalesced"]])]
+    _, first = np.unique(inside["sequence"], return_index=True)
+    joined = inside[first].copy()
+    joined["count"] = np.add.reduceat(inside["count"], first)
+    joined["state"] = np.minimum.reduceat(inside["state"], first)
+    return joined
+
+
+def _peers(group: Group) -> tuple[PeerInfo, ...]:
+    """Who is which rank: by what NCCL would know of their processes."""
+    return tuple(PeerInfo(place, host_hash=1, pid_hash=1 + rank) for place, rank in enumerate(group.ranks))
+
+
+def _device(part: Part, rank: int) -> DeviceCommunicator:
+    """What a GPU has open on a group: the oldest first."""
+    rows = part.rows[part.rows["state"] != State.COMPLETED][:SHOWN]
+    recent = tuple(
+        DeviceOperation(
+            ordinal=int(row["sequence"]), function=function(int(row["function"])).name, point_to_point=False,
+            sequence=int(row["sequence"]), count=int(row["count"]), peer=None, channels=1,
+            started=int(row["state"] >= State.STARTED), finished=0, observed=True, launched_ns=int(row["created_ns"]),
+        )
+        for row in rows
+    )  # fmt: skip
+    counted = part.counted
+    address, place = part.group.address, part.group.ranks.index(rank)
+    return DeviceCommunicator(part.group.hash, address, place, len(part.group.ranks), False, counted, counted, 0, recent=recent)

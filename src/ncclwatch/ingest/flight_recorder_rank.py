@@ -1,0 +1,226 @@
+"""What the dump of one rank says, in columns: one row an entry, by process group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.ingest.base import IngestError
+from ncclwatch.ingest.flight_recorder_file import Dump
+from ncclwatch.ingest.flight_recorder_names import Title, datatype, elements, title_of
+from ncclwatch.model.events import Function
+from ncclwatch.text import clean
+
+MOST_GROUPS, MOST_RANKS = 4096, 1 << 20
+"""Bound: process groups of a rank, and ranks of a group."""
+NS = 1 << 62
+"""Bound: a time, in nanoseconds since the epoch."""
+
+
+class State(IntEnum):
+    """How far an entry has come. PyTorch asks the GPU's events when it dumps."""
+
+    SCHEDULED = 0
+    STARTED = 1
+    COMPLETED = 2
+
+
+_STATES = {"scheduled": State.SCHEDULED, "started": State.STARTED, "completed": State.COMPLETED}
+
+ENTRY_DTYPE = np.dtype(
+    {
+        "names": [
+            "group",
+            "sequence",
+            "function",
+            "datatype",
+            "state",
+            "count",
+            "peer",
+            "created_ns",
+            "message",
+            "coalesced",
+            "backend",
+        ],
+        "formats": ["<u2", "<i8", "u1", "i1", "u1", "<i8", "<i4", "<i8", "?", "?", "u1"],
+    }
+)
+"""One entry. ``group``: index in the rank's list; ``sequence``: ``collective_seq_id``, of a message ``p2p_seq_id``."""
+
+
+class GroupName(NamedTuple):
+    """A process group by its name and description, as entries have them."""
+
+    name: str
+    about: str
+
+
+@dataclass(slots=True)
+class RankDump:
+    """One rank. ``groups``: those that its entries name; ``members``: ranks of each, by name, where the dump says so.
+
+    ``whole``: nothing was dropped from the ring of entries. ``enqueued``: operations of a group (by name) that were called in
+    all, as ``pg_status`` counts them. ``newest_ns``: the last moment that an entry speaks of. ``begun_known``: of all that is
+    completed it is known when it was found begun.
+    """
+
+    rank: int
+    path: Path
+    entries: NDArray[Any]
+    groups: list[GroupName]
+    members: dict[str, tuple[int, ...]]
+    whole: bool
+    newest_ns: int
+    expires_ns: int
+    """When the newest of the waits that may be open would be given up: its entry's time and timeout."""
+    begun_known: bool
+    written_ns: int
+    enqueued: dict[str, int] = field(default_factory=dict)
+    backends: list[str] = field(default_factory=list)
+    version: str = ""
+
+
+def read_rank(dump: Dump, rank: int, window: int) -> RankDump:
+    """The newest ``window`` entries of a dump in columns. Raises :class:`IngestError` for what is no dump's."""
+    entries = dump.entries[-window:]
+    groups: dict[GroupName, int] = {}
+    titles: dict[str, Title] = {}
+    backends: dict[str, int] = {}
+    members = _members(dump)
+    sizes = {name: len(ranks) for name, ranks in members.items()}
+    rows = np.zeros(len(entries), ENTRY_DTYPE)
+    at = 0
+    try:
+        found = []
+        for entry in entries:
+            found.append(_row(entry, groups, titles, backends, sizes))
+            at += 1
+        rows[:] = found
+        ids = {_whole(entry.get("pg_id", -1)): _group_of(entry) for entry in entries}
+        newest, expires, begun_known = _times(entries)
+    except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError) as error:
+        where = f"entry {len(dump.entries) - len(entries) + at}"
+        raise IngestError(f"{clean(str(dump.path), 160)}: {where} is no entry of a dump: {clean(str(error), 80)}") from error
+    _close_coalesced(rows)
+    first = entries[0].get("record_id") if entries else 0
+    called = {group.name for group in groups}
+    # Groups that it has joined and called nothing on.
+    known = [*groups, *(GroupName(name, _about(dump, name)) for name, ranks in members.items() if name and rank in ranks)]
+    known = [group for at, group in enumerate(known) if at < len(groups) or group.name not in called]
+    found_rank = RankDump(rank, dump.path, rows, known, members, first == 0, newest, expires, begun_known, dump.written_ns)
+    found_rank.backends, found_rank.version = list(backends), dump.version
+    if backends.keys() <= {"nccl", "xccl"}:
+        found_rank.enqueued = _enqueued(dump, ids)
+    return found_rank
+
+
+def _row(
+    entry: Mapping[str, Any], groups: dict[GroupName, int], titles: dict[str, Title], backends: dict[str, int],
+    sizes: Mapping[str, int],
+) -> tuple[Any, ...]:  # fmt: skip
+    name = entry["profiling_name"]
+    title = titles.get(name)
+    if title is None:
+        title = titles[name] = title_of(name)
+        if len(backends) < 16:
+            backends.setdefault(title.backend, len(backends))
+    group = _group_of(entry)
+    number = groups.get(group)
+    if number is None:
+        number = groups[group] = len(groups)
+        if number >= MOST_GROUPS:
+            raise ValueError("too many process groups")
+    message = title.function in (Function.SEND, Function.RECV) or (title.coalesced and bool(entry.get("is_p2p")))
+    sequence = entry["p2p_seq_id"] if message and "p2p_seq_id" in entry else entry.get("collective_seq_id", entry.get("seq_id"))
+    return (
+        number,
+        sequence,
+        title.function,
+        datatype(entry, title.sizes),
+        _STATES[entry.get("state", "scheduled")],
+        elements(entry, title.sizes, sizes.get(group.name, 0)),
+        title.peer,
+        entry.get("time_created_ns") or 0,
+        message,
+        title.coalesced,
+        backends.get(title.backend, 0),
+    )
+
+
+def _group_of(entry: Mapping[str, Any]) -> GroupName:
+    """(name, description): a pair from 2.1 on, before that a name, and at the very first only a number."""
+    named = entry.get("process_group", entry.get("pg_name"))
+    if type(named) in (tuple, list):
+        name, about = named
+        if type(name) is str and type(about) is str and len(name) < 4096 > len(about):
+            return GroupName(name, about)
+        raise TypeError("a process group without a name")
+    if type(named) is str:
+        return GroupName(named[:4096], "")
+    return GroupName(str(_whole(entry.get("pg_id", 0))), "")
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not -1 <= value < NS:
+        raise TypeError("no number where one belongs")
+    return value
+
+
+def _times(entries: Sequence[Mapping[str, Any]]) -> tuple[int, int, bool]:
+    """The last moment that entries speak of; when the last open wait would be given up; whether beginnings are known."""
+    newest = expires = 0
+    begun_known = True
+    for entry in entries:
+        created, started = entry.get("time_created_ns") or 0, entry.get("time_discovered_started_ns") or 0
+        completed = entry.get("time_discovered_completed_ns") or 0
+        if completed:
+            begun_known &= bool(started)
+        else:
+            expires = created + (entry.get("timeout_ms") or 0) * 1_000_000
+        newest = max(newest, created, started, completed)
+    return _whole(newest), min(_whole(min(expires, NS - 1)), NS - 1), begun_known
+
+
+def _close_coalesced(rows: NDArray[Any]) -> None:
+    """Give what was called inside a coalesced group the state of the group: PyTorch keeps events for that alone."""
+    for closing in np.flatnonzero(rows["coalesced"]).tolist():
+        one = rows[closing]
+        same = (rows["group"] == one["group"]) & (rows["message"] == one["message"]) & (rows["sequence"] == one["sequence"])
+        rows["state"][same] = one["state"]
+
+
+def _members(dump: Dump) -> dict[str, tuple[int, ...]]:
+    """Ranks of each process group, in their order, by the group's name."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, row in list(dump.config.items())[:MOST_GROUPS]:
+        written = row.get("ranks")
+        if isinstance(written, list):
+            numbers: Sequence[Any] = written
+        else:
+            text = written if isinstance(written, str) and len(written) < 16 * MOST_RANKS else ""
+            numbers = [int(part) for part in text.strip("[] ").split(",") if part.strip().isdecimal() and len(part) < 12]
+        if numbers and len(set(numbers)) == len(numbers) and all(type(n) is int and 0 <= n < MOST_RANKS for n in numbers):
+            found[name] = tuple(numbers)
+    return found
+
+
+def _about(dump: Dump, name: str) -> str:
+    about = dump.config[name].get("desc")
+    return about[:4096] if isinstance(about, str) else ""
+
+
+def _enqueued(dump: Dump, ids: Mapping[int, GroupName]) -> dict[str, int]:
+    """Operations called of each group, by name; where PyTorch counts messages with them the caller leaves them alone."""
+    found = {}
+    for number, group in ids.items():
+        count = dump.status.get(str(number), {}).get("last_enqueued_collective")
+        count = int(count) if isinstance(count, str) and count.lstrip("-").isdecimal() and len(count) < 20 else count
+        if type(count) is int and 0 <= count < NS:
+            found[group.name] = count
+    return found

@@ -1,0 +1,95 @@
+"""Which files are records of which tool: told by content, in whatever files and folders were named."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ncclwatch.ingest.base import HEAD_BYTES, Format, Ingested, IngestError
+from ncclwatch.ingest.formats import FORMATS
+from ncclwatch.text import clean
+
+MOST_FILES, DEEPEST = 65_536, 6
+"""Bound: files that are looked at in folders, and folders in folders."""
+
+
+@dataclass(slots=True)
+class Found:
+    """Files by their format; ``unknown``: files of none."""
+
+    files: dict[str, list[Path]] = field(default_factory=dict)
+    unknown: list[Path] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One job as one format tells it."""
+
+    format: Format
+    ingested: Ingested
+
+
+def format_of(path: Path, formats: Sequence[Format] = FORMATS) -> Format | None:
+    """The format of a file, ``None`` where it is of none, or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError:
+        return None
+    return next((one for one in formats if head and one.recognises(head, path)), None)
+
+
+def find(paths: Sequence[Path], formats: Sequence[Format] = FORMATS) -> Found:
+    """The files among paths and in the folders among them. Files that nobody named and nobody knows are left out."""
+    found = Found()
+    for path in paths:
+        for file in _files(path) if path.is_dir() else (path,):
+            known = format_of(file, formats)
+            if known is not None:
+                found.files.setdefault(known.name, []).append(file)
+            else:
+                found.unknown.append(file)
+    return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    number = 0
+    for root, folders, names in os.walk(folder):
+        here = Path(root)
+        if len(here.relative_to(folder).parts) >= DEEPEST:
+            folders.clear()
+        folders.sort()
+        for name in sorted(names):
+            file = here / name
+            if name.startswith(".") or not file.is_file():
+                continue
+            number += 1
+            if number > MOST_FILES:
+                raise IngestError(f"{clean(str(folder), 160)} holds more than {MOST_FILES} files", "name a folder of one job")
+            yield file
+
+
+def read(found: Found, formats: Sequence[Format] = FORMATS) -> tuple[list[Record], list[str]]:
+    """What the files say, a record for each job and format, and what could not be read.
+
+    Raises :class:`IngestError` when nothing could be read at all.
+    """
+    records: list[Record] = []
+    problems: list[str] = []
+    for one in formats:
+        files = found.files.get(one.name)
+        if not files:
+            continue
+        try:
+            told = one.read(files)
+        except IngestError as error:
+            problems.append(str(error))
+            continue
+        for ingested in told:
+            records.append(Record(one, ingested))
+            problems += ingested.problems
+    if not records:
+        raise IngestError(problems[0] if problems else "no record of a tool that is known", "docs/ingest.md lists the formats")
+    return records, problems

@@ -1,0 +1,247 @@
+"""Whom Flight Recorder dumps accuse, of what, and whom they do not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ncclwatch.cli.foreign import judge_found
+from ncclwatch.ingest.folders import find
+from ncclwatch.model.verdict import Verdict, VerdictClass
+from unit.ingest.dumps import BEGAN, SECOND, Dumps
+
+
+def judged(folder: Path) -> Verdict:
+    [job], problems = judge_found(find([folder]))
+    assert not problems
+    return job.verdicts[0]
+
+
+def named(verdict: Verdict) -> list[int]:
+    return sorted(culprit.rank if culprit.rank is not None else -1 for culprit in verdict.culprits)
+
+
+def trained(world: int = 4, **more: object) -> Dumps:
+    """A job that has run for a while: five steps of three collectives."""
+    job = Dumps(world, **more)  # type: ignore[arg-type]
+    for _ in range(5):
+        job.all_call("_all_gather_base", size=256)
+        job.all_call("_reduce_scatter_base", size=256)
+        job.all_call()
+    return job
+
+
+def test_a_job_of_which_all_has_ended_accuses_nobody(tmp_path: Path) -> None:
+    verdict = judged(trained().write(tmp_path))
+    assert verdict.verdict_class is VerdictClass.IDLE
+
+
+@pytest.mark.parametrize("form", ["pickle", "json"])
+def test_who_has_not_called_what_the_others_wait_in_is_named(tmp_path: Path, form: str) -> None:
+    job = trained()
+    for rank in (0, 1, 3):
+        job.call(rank, state="started", line=77)
+    verdict = judged(job.write(tmp_path, form=form))
+    assert (verdict.verdict_class, named(verdict), verdict.victims) == (VerdictClass.NOT_ENTERED, [2], (0, 1, 3))
+    assert verdict.operation is not None
+    assert (verdict.operation.name, verdict.operation.sequence) == ("AllReduce", 16)
+    assert any("train.py:77" in line and line.startswith("rank 0") for line in verdict.evidence)
+    assert any("train.py:10" in line and line.startswith("rank 2") for line in verdict.evidence)
+    assert "pid" not in verdict.summary
+    assert verdict.planes == ("flight-recorder",)
+
+
+def test_several_who_are_behind_are_all_named(tmp_path: Path) -> None:
+    job = trained(8)
+    for rank in (0, 1, 3, 4, 6):
+        job.call(rank, state="started")
+    assert named(judged(job.write(tmp_path))) == [2, 5, 7]
+
+
+def test_another_size_is_told_by_a_vote(tmp_path: Path) -> None:
+    job = trained()
+    for rank in range(4):
+        job.call(rank, state="started", size=2048 if rank == 1 else 1024)
+    verdict = judged(job.write(tmp_path))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.INCONSISTENT, [1])
+    assert "2048 x float32" in verdict.summary
+
+
+def test_another_type_and_another_operation_are_told(tmp_path: Path) -> None:
+    for number, other in enumerate(({"dtype": "Half"}, {"name": "broadcast"})):
+        job = trained()
+        for rank in range(4):
+            job.call(rank, state="started", **(other if rank == 3 else {}))  # type: ignore[arg-type]
+        verdict = judged(job.write(tmp_path / str(number)))
+        assert (verdict.verdict_class, named(verdict)) == (VerdictClass.INCONSISTENT, [3])
+
+
+def test_uneven_all_to_all_is_no_disagreement(tmp_path: Path) -> None:
+    job = trained()
+    for rank in range(4):
+        job.call(rank, "all_to_all", state="started", size=100 + rank)
+    assert not judged(job.write(tmp_path)).culprits
+
+
+def test_whose_gpu_has_not_begun_is_named_though_its_host_has_called(tmp_path: Path) -> None:
+    job = trained()
+    for rank in range(4):
+        job.call(rank, state="scheduled" if rank == 1 else "started")
+    verdict = judged(job.write(tmp_path))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.NOT_ENTERED, [1])
+    assert "its GPU has not begun it" in verdict.culprits[0].reason
+
+
+def test_without_timing_nobody_is_accused_of_not_having_begun(tmp_path: Path) -> None:
+    job = trained(timing=False)
+    job.all_call(state="scheduled")
+    verdict = judged(job.write(tmp_path))
+    assert verdict.verdict_class is VerdictClass.UNKNOWN
+    assert "all in their newest operations" in verdict.summary
+    assert any("TORCH_NCCL_ENABLE_TIMING" in line for line in verdict.unobserved)
+
+
+def test_who_lags_in_completion_alone_is_in_the_operation(tmp_path: Path) -> None:
+    job = trained(timing=False)
+    for rank in range(4):
+        job.call(rank, state="scheduled" if rank == 2 else "completed")
+        job.call(rank, state="scheduled")
+    verdict = judged(job.write(tmp_path))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.HARDWARE, [2])
+    assert "others have ended" in verdict.culprits[0].reason
+
+
+def test_a_rank_without_a_dump_is_told_and_not_accused(tmp_path: Path) -> None:
+    job = trained()
+    job.all_call(state="started")
+    verdict = judged(job.write(tmp_path, without=[3]))
+    assert verdict.verdict_class is VerdictClass.UNKNOWN
+    assert "rank 3" in verdict.summary
+    assert "no dump" in verdict.summary
+
+
+def test_who_is_behind_is_named_beside_a_rank_without_a_dump(tmp_path: Path) -> None:
+    job = trained()
+    for rank in (0, 3):
+        job.call(rank, state="started")
+    assert named(judged(job.write(tmp_path, without=[1]))) == [2]
+
+
+def test_rings_of_unequal_length_and_entries_out_of_order_are_lined_up(tmp_path: Path) -> None:
+    job = trained()
+    for rank in (0, 1, 2):
+        job.call(rank, state="started")
+    job.entries[0] = job.entries[0][-4:]
+    job.entries[1] = job.entries[1][-9:]
+    job.entries[3] = job.entries[3][-7:][::-1]
+    job.entries[2].insert(0, job.entries[2].pop())
+    assert named(judged(job.write(tmp_path))) == [3]
+
+
+def test_the_graph_over_all_groups_decides_not_the_largest_gap(tmp_path: Path) -> None:
+    """Ranks 2 and 3 are three calls behind on their group since rank 2 waits in another for rank 1, which has stopped."""
+    job = trained(4, groups={"1": [0, 1], "2": [2, 3], "3": [1, 2]}, about={"1": "tp", "2": "tp", "3": "pp"})
+    for group in ("1", "2", "3"):
+        job.all_call(group=group, times=5)
+    job.call(2, group="3", state="started")
+    for _ in range(3):
+        job.call(3, group="2", state="started")
+    verdict = judged(job.write(tmp_path))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.NOT_ENTERED, [1])
+    assert any("process group 3 (pp)" in line for line in verdict.evidence)
+
+
+def test_a_receive_that_nobody_sends_names_who_should(tmp_path: Path) -> None:
+    job = trained(4, groups={"1": [0, 2]})
+    for _ in range(4):
+        job.call(0, "send 0->1", group="1")
+        job.call(2, "recv 1<-0", group="1")
+    job.call(2, "recv 1<-0", group="1", state="started")
+    for rank in (1, 3):
+        job.call(rank, state="started")
+    verdict = judged(job.write(tmp_path))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.NOT_ENTERED, [0])
+
+
+def test_dumps_of_different_moments_accuse_nobody_of_what_has_ended(tmp_path: Path) -> None:
+    job = trained()
+    for rank in (0, 1, 3):
+        job.call(rank)
+    assert not judged(job.write(tmp_path)).culprits
+
+
+def test_a_dump_that_was_asked_for_accuses_nobody_of_a_moment(tmp_path: Path) -> None:
+    job = trained()
+    for rank in (0, 1, 3):
+        job.call(rank, state="started")
+    folder = job.write(tmp_path)
+    newest = max(entry["time_created_ns"] for entries in job.entries.values() for entry in entries)
+    for file in folder.iterdir():
+        os.utime(file, ns=(newest + SECOND, newest + SECOND))
+    verdict = judged(folder)
+    assert verdict.verdict_class is VerdictClass.UNKNOWN
+    assert newest > BEGAN
+
+
+def test_operations_of_a_coalesced_group_have_its_state(tmp_path: Path) -> None:
+    job = trained(2)
+    for rank in range(2):
+        job.call(rank, "all_reduce", state="scheduled")
+        job.call(rank, "coalesced", collective_seq_id=16)
+        job.counts[rank, "0", False] = 16
+    job.call(0, state="started")
+    verdict = judged(job.write(tmp_path))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.NOT_ENTERED, [1])
+
+
+def test_calls_that_entries_miss_are_counted_by_the_status(tmp_path: Path) -> None:
+    """What was captured in a graph has no entries: nobody is behind because of it."""
+    job = trained()
+    for rank in (0, 1, 3):
+        job.call(rank, state="started")
+    job.counts[2, "0", False] += 1
+    assert not judged(job.write(tmp_path)).culprits
+
+
+def test_gloo_says_nothing_of_ends_and_members(tmp_path: Path) -> None:
+    job = Dumps(4, backend="gloo")
+    for _ in range(9):
+        job.all_call(state="scheduled", retired=True)
+    for rank in (0, 1, 2):
+        job.call(rank, state="scheduled")
+    verdict = judged(job.write(tmp_path))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.NOT_ENTERED, [3])
+
+
+def test_the_first_version_of_the_format_is_read(tmp_path: Path) -> None:
+    job = trained(version="2.0")
+    for rank in (0, 1, 3):
+        job.call(rank, state="started")
+    for entries in job.entries.values():
+        for entry in entries:
+            entry["seq_id"] = entry.pop("collective_seq_id")
+            for key in (
+                "process_group",
+                "p2p_seq_id",
+                "op_id",
+                "is_p2p",
+                "timeout_ms",
+                "input_dtypes",
+                "output_dtypes",
+                "frames",
+            ):
+                del entry[key]
+    verdict = judged(job.write(tmp_path))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.NOT_ENTERED, [2])
+
+
+def test_jobs_are_told_apart_by_their_prefix(tmp_path: Path) -> None:
+    for prefix, victim in (("a_", 1), ("b_", 2)):
+        job = trained()
+        for rank in set(range(4)) - {victim}:
+            job.call(rank, state="started")
+        job.write(tmp_path, prefix=prefix)
+    jobs, _ = judge_found(find([tmp_path]))
+    assert {one.job: named(one.verdicts[0]) for one in jobs} == {"a_*": [1], "b_*": [2]}
