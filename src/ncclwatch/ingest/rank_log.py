@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from ncclwatch.ingest.base import Format, Ingested, IngestError
 from ncclwatch.ingest.rank_log_groups import Found, Shared, chains_of, join
-from ncclwatch.ingest.rank_log_lateness import Lateness, name_latest
+from ncclwatch.ingest.rank_log_lateness import Lateness, name_latest, name_past
 from ncclwatch.ingest.rank_log_layout import HIGHEST_WORLD, Layout, beside
 from ncclwatch.ingest.rank_log_lines import parse
 from ncclwatch.ingest.rank_log_messages import peers
-from ncclwatch.ingest.rank_log_records import ends_early, events_of, last_call_lacking
+from ncclwatch.ingest.rank_log_records import anybody_lacks, ends_early, events_of, last_call_lacking
 from ncclwatch.ingest.traced import SECOND, TracedRank, batches, look_times, without_pids
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.text import clean, size
@@ -88,7 +88,7 @@ class RankLogs(Format):
             if early is not None:
                 traced.until_ns, traced.ended = early, "its log ends while its peers go on: what it did later was not saved"
         begin = min(int(log.lines["time_ns"][0]) for log in logs.values())
-        looks = look_times(begin, end, quiet_until(logs, end))
+        looks = look_times(begin, end, quiet_until(logs, end) if anybody_lacks(found.shared) else end + SECOND)
         notes = [*_notes(logs, found, world), *(f"{r.source}: {r.ended}" for r in ranks if r.ended)]
         if doubt is not None:
             notes.append(_doubt_text(*doubt))
@@ -97,7 +97,8 @@ class RankLogs(Format):
         notes += [f"{_clock(late.begin)} {late.text(found.layout)}" for late in lateness.stretches()][:MOST_NOTES]
 
         def amend(verdict: Verdict) -> Verdict:
-            return without_pids(name_latest(verdict, lateness, found.layout, sources))
+            told = name_latest(verdict, lateness, found.layout, sources)
+            return without_pids(name_past(told, lateness, found.layout, sources))
 
         return Ingested(list(batches(ranks, looks)), problems, blind, notes, job=clean(str(files[0].parent), 200), amend=amend)
 

@@ -171,6 +171,7 @@ def _by_layout(rest: dict[int, list[Chain]], found: Found) -> None:
                 break
 
 
+_MAIN = ("pipeline", "tensor", "data")
 Chooser = Callable[[dict[int, list[Chain]], Sequence[int]], dict[int, Chain] | None]
 
 
@@ -178,7 +179,8 @@ def _take(rest: dict[int, list[Chain]], found: Found, groups: Iterable[Sequence[
     """Of each group the chains that its ranks share, by one way to choose; nothing where they do not fit together."""
     for number, ranks in enumerate(groups):
         seen = [rank for rank in ranks if rest.get(rank)]
-        if len(seen) < 2:
+        # Of ranks without a log nothing is compared, but they may be waited for.
+        if len(seen) < (1 if len(seen) < len(ranks) and role in _MAIN else 2):
             continue
         chosen = choose(rest, seen)
         if chosen is None:

@@ -33,6 +33,8 @@ OUTSTANDS = 1.3
 """
 LEAST = 0.1
 """Part of the time that others must wait for it beyond what is usual; chosen."""
+SLOWER = 0.9
+"""Part of the usual calls of a window below which a job is taken for slow; chosen."""
 FASTEST = 0.75
 """The quantile of windows by calls from which on a job is taken for healthy, to compare clocks; chosen."""
 USUAL = 0.25
@@ -40,6 +42,8 @@ USUAL = 0.25
 LONGEST_WAIT_S = 60.0
 """Bound: a longer one is no wait for a slow rank."""
 SHOWN = 3
+PAST_CONFIDENCE = 0.6
+"""What stands out over two windows; chosen."""
 
 
 class Late(NamedTuple):
@@ -52,6 +56,8 @@ class Late(NamedTuple):
     end: float
     ranks: tuple[int, ...]
     role: str
+    slow: bool
+    """Whether fewer calls were made there than usual."""
 
     @property
     def gained(self) -> float:
@@ -99,13 +105,15 @@ class Lateness:
         busy = calls >= FEWEST
         if np.count_nonzero(busy) < 3:
             return
-        usual = np.quantile(shares[busy], USUAL, axis=0)
+        usual, slow = np.quantile(shares[busy], USUAL, axis=0), calls < SLOWER * np.quantile(calls[busy], FASTEST)
         ranks = tuple(sorted(chain.rank for chain in chains))
         for number in np.flatnonzero(busy).tolist():
             begin = self.begin + number * self.window
             for chain, share, normal in zip(chains, shares[number].tolist(), usual.tolist(), strict=True):
                 if share > normal:
-                    self._found[number].append(Late(chain.rank, share, normal, begin, begin + self.window, ranks, one.role))
+                    self._found[number].append(
+                        Late(chain.rank, share, normal, begin, begin + self.window, ranks, one.role, bool(slow[number]))
+                    )
 
     def of_window(self, number: int) -> tuple[Late | None, list[Late]]:
         """Who stands out in a window, if anybody does; and whoever is late, most late first."""
@@ -124,9 +132,9 @@ class Lateness:
         return self.of_window(number) if 0 <= number < self.windows else (None, [])
 
     def stretches(self) -> Iterator[Late]:
-        """Who stands out in two windows in a row or more: one item a stretch."""
+        """Who stands out in two windows in a row or more while fewer calls were made than usual: one item a stretch."""
         said = [self.of_window(number)[0] for number in range(self.windows)]
-        for rank, found in groupby(said, key=lambda late: late.rank if late is not None else None):
+        for rank, found in groupby(said, key=lambda late: late.rank if late is not None and late.slow else None):
             own = [late for late in found if late is not None]
             if rank is not None and len(own) > 1:
                 share, usual = (float(np.mean([getattr(late, name) for late in own])) for name in ("share", "usual"))
@@ -177,4 +185,26 @@ def name_latest(verdict: Verdict, lateness: Lateness, layout: Layout | None, sou
         victims=tuple(rank for rank in first.ranks if rank != first.rank),
         confidence=round(min(0.8, first.gained / (first.gained + others)), 2), rules=(*verdict.rules, "rank-log-latest"),
         unobserved=tuple(line for line in verdict.unobserved if "who makes the job slow" not in line),
+    )  # fmt: skip
+
+
+def name_past(verdict: Verdict, lateness: Lateness, layout: Layout | None, sources: dict[int, str]) -> Verdict:
+    """The last verdict of logs in which nobody holds the job up at their end, with who slowed it down before that, if anybody
+    did.
+    """
+    over = verdict.time is not None and verdict.time >= lateness.end
+    if verdict.verdict_class.accuses or not over:
+        return verdict
+    worst = max(lateness.stretches(), key=lambda late: late.gained * (late.end - late.begin), default=None)
+    if worst is None:
+        return verdict
+    stage = f"pipeline stage {layout.stage(worst.rank)}" if layout is not None and layout.pp > 1 else ""
+    culprit = Culprit(worst.rank, worst.ranks.index(worst.rank), sources.get(worst.rank, ""), None, None, stage=stage)
+    still = worst.end >= lateness.end - lateness.window
+    until = "until the logs end" if still else f"for {worst.end - worst.begin:.0f} s; then the job went on as before"
+    return replace(
+        verdict, verdict_class=VerdictClass.SLOW_COMPUTATION, stage=stage, culprits=(culprit,), since=worst.begin,
+        summary=f"rank {worst.rank} slowed the job down {until}: it called last (estimated from rank logs, as MegaTrace does)",
+        victims=tuple(rank for rank in worst.ranks if rank != worst.rank), confidence=PAST_CONFIDENCE,
+        evidence=(*verdict.evidence, worst.text(layout)), rules=(*verdict.rules, "rank-log-latest"),
     )  # fmt: skip
