@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from ncclwatch.ingest.base import Format
 from ncclwatch.ingest.flight_recorder import FlightRecorder
+from ncclwatch.ingest.kineto import Kineto
+from ncclwatch.ingest.nsys import Nsys
 from ncclwatch.ingest.rank_log import RankLogs
 
 FORMATS: tuple[Format, ...] = (
     FlightRecorder(),
     RankLogs(),
+    Kineto(),
+    Nsys(),
 )

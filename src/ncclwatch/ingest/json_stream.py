@@ -1,7 +1,10 @@
-"""A JSON file read item by item: the top-level object's members, and of one array among them each element, in bounded memory."""
+"""A JSON file read item by item: the top-level object's members, and of one array among them each element, in bounded
+memory.
+"""
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import zlib
@@ -18,6 +21,8 @@ PART = 1 << 20
 LONGEST = 1 << 24
 """Bound: characters of one value."""
 _DECODER = json.JSONDecoder()
+_AFTER = " \t\r\n,:]}"
+"""What may stand behind a value."""
 _GZIP = b"\x1f\x8b"
 
 
@@ -53,6 +58,7 @@ class _Reader:
         self.passed = 0
         """Characters that are no longer kept."""
         self.ended = False
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def fill(self) -> bool:
         """Read more; whether there was any. What lies behind is dropped."""
@@ -62,7 +68,7 @@ class _Reader:
             raise self.error(f"cannot be unpacked: {error}") from None
         self.ended = not data
         self.passed += self.at
-        self.text, self.at = self.text[self.at :] + data.decode("utf-8", "replace"), 0
+        self.text, self.at = self.text[self.at :] + self._decoder.decode(data, self.ended), 0
         return bool(data)
 
     def error(self, why: str) -> IngestError:
@@ -90,25 +96,31 @@ class _Reader:
         """The next value, whole."""
         self.peek()
         while True:
+            whole = False
+            found: Any = None
+            end = len(self.text)
             try:
                 found, end = _DECODER.raw_decode(self.text, self.at)
+                whole = True
             except RecursionError:
                 raise self.error("values lie too deep in one another") from None
             except ValueError:
-                end = len(self.text)
+                pass
             # A number at the end of what was read may go on.
-            if end < len(self.text) or (self.ended and end <= len(self.text) and "found" in locals()):
+            if whole and (self.ended or (end < len(self.text) and self.text[end] in _AFTER)):
                 self.at = end
                 return found
             if len(self.text) - self.at > LONGEST:
                 raise self.error("a value is no JSON, or longer than 16 MiB")
-            if not self.fill():
+            if whole and end < len(self.text) - 3:
+                raise self.error("a value is followed by what is none")
+            if not self.fill() and not whole:
                 raise self.error("a value is no JSON, or the file ends in it")
 
 
 def members(path: Path, file: IO[bytes], array: str) -> Iterator[tuple[str, Any]]:
-    """The members of the top-level object (name, value), and for the one named ``array`` one item an element. A file that is an array
-    itself has its elements under that name. Raises :class:`IngestError` with the place where it is no JSON.
+    """The members of the top-level object (name, value), and for the one named ``array`` one item an element. A file that is an
+    array itself has its elements under that name. Raises :class:`IngestError` with the place where it is no JSON.
     """
     reader = _Reader(path, file)
     if reader.peek() == "[":
@@ -117,11 +129,13 @@ def members(path: Path, file: IO[bytes], array: str) -> Iterator[tuple[str, Any]
     reader.take("{")
     while reader.peek() != "}":
         name = reader.value()
+        if not isinstance(name, str):
+            raise reader.error("the name of a member is no text")
         reader.take(":")
         if name == array and reader.peek() == "[":
             yield from ((array, element) for element in _elements(reader))
         else:
-            yield str(name), reader.value()
+            yield name, reader.value()
         if reader.peek() == ",":
             reader.at += 1
         elif reader.peek() != "}":

@@ -1,8 +1,8 @@
 """NCCL kernels that a profiler recorded on the GPUs of a job, as records; and whose GPU comes late to collectives.
 
-All ranks leave a collective at about the same time, so who was in it for a shorter time came later (CCL-D, 4.2.2): that needs no
-common clock. Kernels that are not in a trace prove nothing: a trace is a window, and windows of ranks differ. So a trace is looked
-at only while all of its ranks are recorded, and never says that anybody hangs.
+All ranks leave a collective at about the same time, so who was in it for a shorter time came later (CCL-D, 4.2.2): that needs
+no common clock. Kernels that are not in a trace prove nothing: a trace is a window, and windows of ranks differ. So a trace is
+looked at only while all of its ranks are recorded, and never says that anybody hangs.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ BLIND = (
 
 
 class Kernel(NamedTuple):
-    """One NCCL operation of one rank. ``group``: (name of the group, ranks of the job in it); ``sequence`` is equal on all its ranks
-    where it is known; times in ns since the epoch, on the clock of its host; ``launched`` is when the host called it.
+    """One NCCL operation of one rank. ``group``: (name of the group, ranks of the job in it); ``sequence`` is equal on all its
+    ranks where it is known; times in ns since the epoch, on the clock of its host; ``launched`` is when the host called it.
     """
 
     group: tuple[str, tuple[int, ...]]
@@ -68,7 +68,9 @@ class KernelRank:
 
 
 class Late(NamedTuple):
-    """A GPU that comes last to most collectives of a communicator. ``share``: of the recorded time the others waited for it there."""
+    """A GPU that comes last to most collectives of a communicator. ``share``: of the recorded time the others waited for it
+    there.
+    """
 
     rank: int
     share: float
@@ -203,7 +205,9 @@ def _rounds(held: dict[int, list[Kernel]]) -> NDArray[np.float64] | None:
     By the sequence number where all have one; else by their order from the end, where all have recorded as many.
     """
     if all(kernel.sequence is not None for kernels in held.values() for kernel in kernels):
-        tables = [{(kernel.sequence, kernel.function): kernel.end - kernel.begin for kernel in kernels} for kernels in held.values()]
+        tables = [
+            {(kernel.sequence, kernel.function): kernel.end - kernel.begin for kernel in kernels} for kernels in held.values()
+        ]
         common = sorted(set.intersection(*map(set, tables)))
         return np.array([[table[key] for key in common] for table in tables], np.float64).reshape(len(tables), len(common))
     lengths = {len(kernels) for kernels in held.values()}
