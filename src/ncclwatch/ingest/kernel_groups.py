@@ -1,8 +1,8 @@
 """Which ranks share a communicator, where a trace shows kernels and streams only.
 
-Ranks of one collective leave it at about the same time. So two streams of two ranks are of one communicator where their collectives
-are the same in the same order, and the times at which these end differ by the same each time (their clocks' difference). What does
-not show that clearly is left out.
+Ranks of one collective leave it at about the same time. So two streams of two ranks are of one communicator where their
+collectives are the same in the same order, and the times at which these end differ by the same each time (their clocks'
+difference). What does not show that clearly is left out.
 """
 
 from __future__ import annotations

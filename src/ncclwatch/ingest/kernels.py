@@ -19,7 +19,16 @@ from numpy.typing import NDArray
 
 from ncclwatch.collect.functions import FUNCTIONS
 from ncclwatch.ingest.base import Ingested
-from ncclwatch.ingest.traced import SECOND, TracedRank, batches, call_records, communicator, look_times, without_pids
+from ncclwatch.ingest.traced import (
+    SECOND,
+    TracedRank,
+    batches,
+    call_records,
+    communicator,
+    look_times,
+    once_a_moment,
+    without_pids,
+)
 from ncclwatch.model.device import DeviceCommunicator, DeviceOperation, DeviceSample
 from ncclwatch.model.events import Function
 from ncclwatch.model.state import Communicator
@@ -83,8 +92,8 @@ class Late(NamedTuple):
         """One line."""
         names = f"ranks {', '.join(map(str, self.ranks[:8]))}{' …' if len(self.ranks) > 8 else ''}"
         return (
-            f"rank {self.rank}: its GPU came last to {self.last} of {self.rounds} collectives of {self.name} ({names}); the others "
-            f"waited in them {self.share:.1%} of the time"
+            f"rank {self.rank}: its GPU came last to {self.last} of {self.rounds} collectives of {self.name} ({names}); "
+            f"the others waited in them {self.share:.1%} of the time"
         )
 
 
@@ -112,7 +121,8 @@ def job_of(ranks: Sequence[KernelRank], problems: Sequence[str], notes: Sequence
         told.append("the windows of the ranks' traces do not overlap: their times are not compared")
         end = begin + SECOND
     looks = look_times(begin, end, end)
-    return Ingested(list(batches(traced, looks, "device")), problems, BLIND, told, job=name, amend=amend)
+    made = list(batches(traced, looks, "device"))
+    return Ingested(made, problems, BLIND, told, job=name, amend=once_a_moment(amend))
 
 
 def _traced(one: KernelRank) -> TracedRank:

@@ -199,7 +199,8 @@ def _kernel(
     return Kernel(
         (group, ranks), int(function), sequence if isinstance(sequence, int) and 0 <= sequence < 1 << 60 else None,
         count if isinstance(count, int) and 0 <= count < 1 << 60 else 0,
-        _NUMBERS.get(_TYPES.get(str(told.get("dtype")), ""), -1), peer if isinstance(peer, int) and 0 <= peer < len(ranks) else -1,
+        _NUMBERS.get(_TYPES.get(str(told.get("dtype")), ""), -1),
+        peer if isinstance(peer, int) and 0 <= peer < len(ranks) else -1,
         max(launched, 1), begin, end,
     )  # fmt: skip
 

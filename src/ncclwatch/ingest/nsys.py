@@ -1,10 +1,10 @@
 """SQLite exports of Nsight Systems (``nsys export --type sqlite``): NCCL kernels of the processes of a node.
 
-Facts: NVIDIA, Nsight Systems user guide, "SQLite Schema Reference": names lie in ``StringIds``; ``CUPTI_ACTIVITY_KIND_KERNEL`` has
-``start`` and ``end`` (ns since the session began), ``deviceId``, ``streamId``, ``globalPid``, ``shortName``;
-``TARGET_INFO_SESSION_START_TIME.utcEpochNs`` is when it began. Tables are created only when there is something to put into them, so
-``sqlite_master`` is asked first. Kernels carry no communicator: which ranks share one follows from when collectives end
-(:mod:`.kernel_groups`).
+Facts: NVIDIA, Nsight Systems user guide, "SQLite Schema Reference": names lie in ``StringIds``; ``CUPTI_ACTIVITY_KIND_KERNEL``
+has ``start`` and ``end`` (ns since the session began), ``deviceId``, ``streamId``, ``globalPid``, ``shortName``;
+``TARGET_INFO_SESSION_START_TIME.utcEpochNs`` is when it began. Tables are created only when there is something to put into
+them, so ``sqlite_master`` is asked first. Kernels carry no communicator: which ranks share one follows from when collectives
+end (:mod:`.kernel_groups`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ START = "TARGET_INFO_SESSION_START_TIME"
 MOST_KERNELS = 500_000
 """Bound: NCCL kernels of a file that are read."""
 MOST_STEPS = 4000
-"""Bound: times 100,000 steps of SQLite's machine that a query may take (a minute or so): a hostile file may hold a view without end."""
+"""Bound: times 100,000 steps of SQLite's machine that a query may take (a minute or so): a hostile file may hold a view without
+end.
+"""
 MOST_FILES = 256
 _KERNEL = re.compile(r"^nccl(?:Dev)?Kernel_?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AlltoAll)")
 FUNCTIONS = {

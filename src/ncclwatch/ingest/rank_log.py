@@ -26,7 +26,7 @@ from ncclwatch.ingest.rank_log_layout import HIGHEST_WORLD, Layout, beside
 from ncclwatch.ingest.rank_log_lines import parse
 from ncclwatch.ingest.rank_log_messages import peers
 from ncclwatch.ingest.rank_log_records import anybody_lacks, ends_early, events_of, last_call_lacking
-from ncclwatch.ingest.traced import SECOND, TracedRank, batches, look_times, without_pids
+from ncclwatch.ingest.traced import SECOND, TracedRank, batches, look_times, once_a_moment, without_certainty, without_pids
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.text import clean, size
 
@@ -98,9 +98,11 @@ class RankLogs(Format):
 
         def amend(verdict: Verdict) -> Verdict:
             told = name_latest(verdict, lateness, found.layout, sources)
-            return without_pids(name_past(told, lateness, found.layout, sources))
+            return without_certainty(without_pids(name_past(told, lateness, found.layout, sources)))
 
-        return Ingested(list(batches(ranks, looks)), problems, blind, notes, job=clean(str(files[0].parent), 200), amend=amend)
+        return Ingested(
+            list(batches(ranks, looks)), problems, blind, notes, job=clean(str(files[0].parent), 200), amend=once_a_moment(amend)
+        )
 
 
 _WHAT_TO_DO = "give the rank_N.log files that NCCL_MEGATRACE_LOG_PATH holds"

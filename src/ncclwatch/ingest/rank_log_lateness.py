@@ -39,6 +39,8 @@ FASTEST = 0.75
 """The quantile of windows by calls from which on a job is taken for healthy, to compare clocks; chosen."""
 USUAL = 0.25
 """The quantile of a log's windows that is taken for usual: less than three quarters of it are slow."""
+PAUSE = 0.3
+"""A single wait of more than that part of all waits in a window is a pause (a loader, a checkpoint) and no slow rank; chosen."""
 LONGEST_WAIT_S = 60.0
 """Bound: a longer one is no wait for a slow rank."""
 SHOWN = 3
@@ -98,8 +100,10 @@ class Lateness:
         times = _on_one_clock(times, at)
         order = np.sort(times, axis=0)
         waits, last = np.minimum(order[-1] - order[-2], LONGEST_WAIT_S), np.argmax(times, axis=0)
-        total = np.zeros((self.windows, len(chains)))
+        total, longest = np.zeros((2, self.windows, len(chains)))
         np.add.at(total, (at, last), waits)
+        np.maximum.at(longest, (at, last), waits)
+        total[longest > PAUSE * total] = 0.0
         calls = np.bincount(at, minlength=self.windows)
         shares = np.minimum(total / self.window, 1.0)
         busy = calls >= FEWEST
@@ -180,7 +184,8 @@ def name_latest(verdict: Verdict, lateness: Lateness, layout: Layout | None, sou
     culprit = Culprit(first.rank, first.ranks.index(first.rank), sources.get(first.rank, ""), None, None, None, None, stage=stage)
     summary = verdict.summary.replace("; who holds it up does not show", "")
     return replace(
-        verdict, verdict_class=VerdictClass.SLOW_COMPUTATION, stage=stage, culprits=(culprit,), evidence=(*verdict.evidence, *lines),
+        verdict, verdict_class=VerdictClass.SLOW_COMPUTATION, stage=stage, culprits=(culprit,),
+        evidence=(*verdict.evidence, *lines),
         summary=f"{summary}; rank {first.rank} calls last (estimated from rank logs, as MegaTrace does)",
         victims=tuple(rank for rank in first.ranks if rank != first.rank),
         confidence=round(min(0.8, first.gained / (first.gained + others)), 2), rules=(*verdict.rules, "rank-log-latest"),

@@ -21,7 +21,7 @@ from ncclwatch.model.device import DeviceSample
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Communicator, ProcessInfo, ProcessSample, Transport, VersionSource
-from ncclwatch.model.verdict import Verdict
+from ncclwatch.model.verdict import Verdict, VerdictClass
 
 NO_PID = 0
 """Stands where a record must have a pid and nobody recorded one; :func:`without_pids` takes it out of a verdict."""
@@ -143,3 +143,31 @@ def without_pids(verdict: Verdict) -> Verdict:
         verdict, culprits=culprits, summary=verdict.summary.replace(wanted, ")"), next_steps=steps, evidence=evidence,
         unobserved=unobserved,
     )  # fmt: skip
+
+
+def without_certainty(verdict: Verdict) -> Verdict:
+    """A verdict by calls alone that names several ranks: which of them it is calls do not tell, nor whether any is."""
+    if verdict.verdict_class is not VerdictClass.NOT_ENTERED or len(verdict.culprits) < 2:
+        return verdict
+    doubt = (
+        f"which of {len(verdict.culprits)} ranks holds the job up, or whether the operation that they called last does not end "
+        "(GPU or network): calls do not show it"
+    )
+    confidence = round(verdict.confidence / len(verdict.culprits), 2)
+    return replace(verdict, confidence=confidence, unobserved=(doubt, *verdict.unobserved))
+
+
+def once_a_moment(amend: Callable[[Verdict], Verdict]) -> Callable[[Verdict], Verdict]:
+    """What a whole trace tells, said once where its ranks look like several jobs (no communicator of all was recorded)."""
+    said: set[float | None] = set()
+
+    def first(verdict: Verdict) -> Verdict:
+        amended = amend(verdict)
+        if verdict.verdict_class.accuses or not amended.verdict_class.accuses:
+            return amended
+        if verdict.time in said:
+            return without_pids(verdict)
+        said.add(verdict.time)
+        return amended
+
+    return first

@@ -25,7 +25,8 @@ def events(
         end = due + 100 + (late_us if late is not None else 0.0) + 900
         told: dict[str, Any] = {
             "Collective name": "allreduce", "In msg nelems": 4096, "Out msg nelems": 4096, "Group size": world, "dtype": "Float",
-            "Process Group Name": "0", "Process Group Description": "default_pg", "Process Group Ranks": json.dumps([*range(world)]),
+            "Process Group Name": "0", "Process Group Description": "default_pg",
+            "Process Group Ranks": json.dumps([*range(world)]),
         }  # fmt: skip
         if seq:
             told["Seq"] = number + 1

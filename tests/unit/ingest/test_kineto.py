@@ -75,7 +75,8 @@ def test_damage_is_one_line_with_file_and_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "{", '{"traceEvents": [{"ph": "X"', '{"traceEvents": [' + "[" * 200_000, '{"traceEvents": ' + '{"a":' * 200_000, '{"a" 1}',
+        "{", '{"traceEvents": [{"ph": "X"',
+        '{"traceEvents": [' + "[" * 200_000, '{"traceEvents": ' + '{"a":' * 200_000, '{"a" 1}',
         '{"traceEvents": [1, 2 3]}', '{"traceEvents": [NaN', "[1, 2", '{"traceEvents": "', '{1: 2}x', "",
     ],
 )  # fmt: skip

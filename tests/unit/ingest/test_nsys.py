@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,54 +12,10 @@ from ncclwatch.ingest.base import HEAD_BYTES, IngestError
 from ncclwatch.ingest.kernel_groups import Stream, shared
 from ncclwatch.ingest.nsys import Nsys
 from ncclwatch.model.verdict import VerdictClass
+from unit.ingest.made_nsys import BEGUN, export, rounds
 from unit.ingest.made_rank_logs import judged
 
 FORMAT = Nsys()
-BEGUN = 1_755_590_100_000_000_000
-NAMES = ("sgemm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ncclDevKernel_SendRecv", "ncclKernel_AllGather_RING_LL_Sum_int8_t")
-
-
-def export(
-    path: Path, kernels: Sequence[tuple[int, int, int, int, int]], *, launches: bool = False, started: int = BEGUN
-) -> Path:
-    """A file with kernels (name's number, start, end, GPU, stream)."""
-    with sqlite3.connect(path) as database:
-        database.execute("CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL)")
-        database.executemany("INSERT INTO StringIds VALUES (?, ?)", enumerate(NAMES))
-        database.execute("CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER, utcTime TEXT, localTime TEXT)")
-        database.execute("INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (?, '', '')", (started,))
-        if kernels:
-            database.execute(
-                "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, "
-                "contextId INTEGER, streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER, demangledName INTEGER, "
-                "shortName INTEGER NOT NULL)"
-            )
-            database.executemany(
-                "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, 1, ?, ?, 281479271677952, ?, ?)",
-                [(start, end, gpu, stream, at, name, name) for at, (name, start, end, gpu, stream) in enumerate(kernels)],
-            )
-        if launches:
-            database.execute(
-                "CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER)"
-            )
-            database.execute("CREATE INDEX runtime_correlation ON CUPTI_ACTIVITY_KIND_RUNTIME (correlationId)")
-            database.executemany(
-                "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 281479271677953, ?)",
-                [(start - 5_000, start, at) for at, (_, start, *_) in enumerate(kernels)],
-            )
-    database.close()
-    return path
-
-
-def rounds(rank: int, *, late: int | None = None, number: int = 30, stream: int = 20) -> list[tuple[int, int, int, int, int]]:
-    """An AllReduce every 20 ms, and compute in between."""
-    found = []
-    for at in range(number):
-        due = 1_000_000 + 20_000_000 * at
-        end = due + (10_000_000 if late is not None else 900_000)
-        begin = end - 900_000 if rank == late else due
-        found += [(0, due - 500_000, due - 100, rank % 2, 7), (1, begin, end + 2_000 * rank, rank % 2, stream)]
-    return found
 
 
 @pytest.mark.parametrize("launches", [False, True])
@@ -120,7 +75,8 @@ def test_damaged_and_hostile_files_end_in_one_line(tmp_path: Path, monkeypatch: 
     with sqlite3.connect(endless) as database:
         database.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, streamId, shortName)")
         database.execute(
-            "CREATE VIEW StringIds AS WITH RECURSIVE c(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM c) SELECT id, 'nccl' value FROM c"
+            "CREATE VIEW StringIds AS WITH RECURSIVE c(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM c) "
+            "SELECT id, 'nccl' value FROM c"
         )
     database.close()
     with pytest.raises(IngestError, match=r"endless\.sqlite: no table StringIds"):
