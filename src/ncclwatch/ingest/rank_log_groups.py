@@ -11,6 +11,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ COMPARED = 4096
 """Bound: newest operations that are compared."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Chain:
     """The lines of one communicator of one rank, in order. ``rows`` are their places among the rank's lines."""
 
@@ -43,7 +44,7 @@ class Chain:
     rows: NDArray[np.int64]
     lines: NDArray[np.void]
 
-    @property
+    @cached_property
     def exchanges(self) -> bool:
         """Whether it carries sends and receives, mostly."""
         return bool(np.isin(self.lines["function"], POINT_TO_POINT).mean() > 0.5)
@@ -60,6 +61,7 @@ class Chain:
         counts = self.lines["op_count"]
         return bool(counts[0] == 0 and (np.diff(counts) <= 1).all())
 
+    @cached_property
     def signature(self) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.int64]]:
         """The newest collectives: ``opCount`` (each once), what was called, and when (ns)."""
         own = self.lines[~np.isin(self.lines["function"], POINT_TO_POINT)][-COMPARED:]
@@ -243,9 +245,9 @@ def _tight(rest: dict[int, list[Chain]], ranks: Sequence[int]) -> dict[int, Chai
 
 def fit(chains: Sequence[Chain], *, tight: bool) -> bool:
     """Whether chains have called alike under equal counts, each like the first; with ``tight`` also at about the same times."""
-    counts, what, times = chains[0].signature()
+    counts, what, times = chains[0].signature
     for other in chains[1:]:
-        own_counts, own_what, own_times = other.signature()
+        own_counts, own_what, own_times = other.signature
         _, at, own_at = np.intersect1d(counts, own_counts, assume_unique=True, return_indices=True)
         if not len(at) or (what[at] == own_what[own_at]).mean() < ALIKE:
             return False
@@ -288,7 +290,7 @@ def _spread(chains: Sequence[Chain]) -> float:
     """How far apart ranks call, at the median (s); infinite where they do not call alike."""
     if not fit(chains, tight=False):
         return float("inf")
-    parts = [chain.signature() for chain in chains]
+    parts = [chain.signature for chain in chains]
     common = parts[0][0]
     for counts, _, _ in parts[1:]:
         common = np.intersect1d(common, counts, assume_unique=True)
