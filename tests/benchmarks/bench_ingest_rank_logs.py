@@ -38,7 +38,9 @@ def main() -> None:
         began, cpu = time.perf_counter(), time.process_time()
         job = RankLogs().read(files)[0]
         took = time.process_time() - cpu
-        print(f"read into records:            {took:.3f} s CPU, {time.perf_counter() - began:.3f} s ({took / bare:.0f} times that)")
+        print(
+            f"read into records:            {took:.3f} s CPU, {time.perf_counter() - began:.3f} s ({took / bare:.0f} times that)"
+        )
         if options.judge:
             began, cpu = time.perf_counter(), time.process_time()
             looks = sum(1 for _ in judged(job))

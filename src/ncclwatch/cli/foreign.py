@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.cli.verdicts import print_verdicts
@@ -14,10 +16,12 @@ from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.engine.slow.modes import SlowRule
+from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.engine.verdict import severity
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.ingest.base import Ingested
 from ncclwatch.ingest.folders import Found, Record, find, read
+from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.text import clean
 
@@ -90,7 +94,7 @@ def judge_ingested(ingested: Ingested, slow: SlowRule | None = None) -> list[Ver
     views = ((ingested.batches, ingested.amend), *((view.batches, view.amend) for view in ingested.views))
     said: list[Verdict] = []
     for number, (batches, amend) in enumerate(views):
-        found = [amend(verdict) for verdict in _stand(batches, slow)]
+        found = [amend(verdict) for verdict in _stand(batches, slow, StageNamer() if ingested.stages else _NoStages())]
         if number == 0 or any(verdict.verdict_class.accuses for verdict in found):
             said = found
         if any(verdict.verdict_class.accuses for verdict in said):
@@ -99,11 +103,24 @@ def judge_ingested(ingested: Ingested, slow: SlowRule | None = None) -> list[Ver
     return [replace(verdict, unobserved=tuple(dict.fromkeys((*verdict.unobserved, *blind)))) for verdict in said]
 
 
-def _stand(batches: Iterable[NodeBatch], slow: SlowRule | None) -> list[Verdict]:
-    session = DiagnosisSession(LiveDiagnosis(slow=(slow or SlowRule()).watch()))
+class _NoStages(StageNamer):
+    """Learns nothing."""
+
+    def note_samples(self, samples: Sequence[ProcessSample]) -> None:
+        """Not needed."""
+
+    def observe(self, events: NDArray[Any], *, host: str = "") -> None:
+        """Not needed."""
+
+    def fall_back(self, samples: Iterable[ProcessSample]) -> None:
+        """Not needed."""
+
+
+def _stand(batches: Iterable[NodeBatch], slow: SlowRule | None, namer: StageNamer) -> list[Verdict]:
+    session = DiagnosisSession(LiveDiagnosis(slow=(slow or SlowRule()).watch(), namer=namer))
     for now_ns, together in _moments(batches):
-        for number, batch in together:
-            session.feed(batch, now_ns, source=f"{batch.host}#{batch.boot_id}#{number}" if number else batch.host)
+        for batch in together:
+            session.feed(batch, now_ns)
         if session.is_due(now_ns):
             session.judge(now_ns)
     if session.verdicts:
@@ -111,17 +128,18 @@ def _stand(batches: Iterable[NodeBatch], slow: SlowRule | None) -> list[Verdict]
     return [Verdict(VerdictClass.UNKNOWN, "these records hold nothing that could be judged")]
 
 
-def _moments(batches: Iterable[NodeBatch]) -> Iterator[tuple[int, Iterable[tuple[int, NodeBatch]]]]:
-    """Batches that are judged together, each moment with the time of its first; 0 where a host is one node."""
-    begun = -JUDGE_NS - 1
-
-    def moment(batch: NodeBatch) -> int:
-        nonlocal begun
-        begun = begun if batch.time_ns - begun <= JUDGE_NS else batch.time_ns
-        return begun
-
-    for now_ns, together in groupby(batches, key=moment):
-        yield now_ns, ((0, batch) for batch in together)
+def _moments(batches: Iterable[NodeBatch]) -> Iterator[tuple[int, list[NodeBatch]]]:
+    """Batches that are judged together, with the time of the first of them: no two looks at one host are."""
+    together: list[NodeBatch] = []
+    hosts: set[str] = set()
+    for batch in batches:
+        if together and (batch.time_ns - together[0].time_ns > JUDGE_NS or (batch.looked and batch.host in hosts)):
+            yield together[0].time_ns, together
+            together, hosts = [], set()
+        together.append(batch)
+        hosts |= {batch.host} if batch.looked else set()
+    if together:
+        yield together[0].time_ns, together
 
 
 # --- several formats of one job ------------------------------------------------------------------------------------------

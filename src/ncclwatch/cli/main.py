@@ -22,6 +22,7 @@ _COMMANDS: dict[str, str] = {
     "dump": "What NCCL believes: communicators, unfinished steps.",
     "snapshot": "Record what a diagnosis needs into a file.",
     "diagnose": "Which rank holds the job up, from outside, now.",
+    "watch-folder": "A verdict for each job whose watchdog dumps.",
     "attach": "Watch a job live.",
     "ask": "A verdict now from a running attach or engine.",
     "record": "Keep what is seen of a job in a file.",
@@ -42,7 +43,7 @@ _COMMANDS: dict[str, str] = {
 }
 """Every command by its name, with what it is for. Each is a function of the module of its name; ``keys`` is a group of them."""
 
-_MODULES = {"ask": "asking"}
+_MODULES = {"ask": "asking", "watch-folder": "watch_folder"}
 _NEEDS_ALL = ("completion",)
 
 
@@ -68,7 +69,7 @@ def application(only: str = "") -> typer.Typer:
         if name == "keys":
             app.add_typer(module.app, name=name, short_help=about)
         else:
-            app.command(name, short_help=about)(getattr(module, name))
+            app.command(name, short_help=about)(getattr(module, name.replace("-", "_")))
 
     @app.callback(invoke_without_command=True)
     def _root(

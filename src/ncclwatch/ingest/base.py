@@ -55,6 +55,8 @@ class Ingested:
     """What a reader ought to know besides, a line each."""
     job: str = ""
     """What tells this job from others of the same format, as the names of its files have it; empty where nothing does."""
+    stages: bool = True
+    """Whether stages of an iteration may be learned from its calls: that takes long, and a format may name them itself."""
     views: Sequence[View] = ()
     """Further views of the job, in the order in which they are judged."""
     amend: Callable[[Verdict], Verdict] = unchanged

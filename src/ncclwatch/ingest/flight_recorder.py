@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import overload
 
 from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.ingest.base import Format, Ingested, IngestError, View
 from ncclwatch.ingest.flight_recorder_file import looks_like_dump, read_dump
 from ncclwatch.ingest.flight_recorder_job import FlightJob
@@ -23,8 +24,6 @@ from ncclwatch.ingest.flight_recorder_rank import RankDump, State, read_rank
 from ncclwatch.ingest.flight_recorder_words import BEGUN, CALLED, ENDED, Wording, amend
 from ncclwatch.text import clean, compressed
 
-MOST_KEPT, LEAST_KEPT = 1_000_000, 256
-"""Bound: entries of a job that are kept, and of a rank at the least; the newest of each."""
 _RANK = re.compile(r"rank[_\-.]?(\d{1,7})(?!.*rank[_\-.]?\d)|(\d{1,7})(?=\D*$)", re.IGNORECASE)
 _SUFFIX = re.compile(r"\.(json|pkl|pickle|bin|dump|trace)$", re.IGNORECASE)
 
@@ -53,8 +52,7 @@ class FlightRecorder(Format):
         """One job for each prefix of names; of equal names in several folders one job where their ranks differ."""
         unnamed = [file for file in files if rank_of(file) is None]
         problems = [f"{clean(str(file), 160)}: its name ends with no rank" for file in unnamed]
-        window = max(LEAST_KEPT, MOST_KEPT // max(1, len(files)))
-        read = [_read_job(prefix, ranks, window) for prefix, ranks in _jobs(files)]
+        read = [_read_job(prefix, ranks) for prefix, ranks in _jobs(files)]
         found = [ingested for ingested in read if isinstance(ingested, Ingested)]
         problems += [line for lines in read if not isinstance(lines, Ingested) for line in lines]
         if not found:
@@ -84,14 +82,16 @@ def _with_problems(ingested: Ingested, problems: Sequence[str]) -> Ingested:
     return replace(ingested, problems=(*ingested.problems, *problems)) if problems else ingested
 
 
-def _read_job(prefix: str, files: dict[int, Path], window: int) -> Ingested | list[str]:
+def _read_job(prefix: str, files: dict[int, Path]) -> Ingested | list[str]:
     ranks: list[RankDump] = []
     problems: list[str] = []
-    for rank, file in sorted(files.items()):
-        try:
-            ranks.append(read_rank(read_dump(file), rank, window))
-        except IngestError as error:
-            problems.append(str(error))
+    # Between two files the collector would walk all that the first has left.
+    with collector_at_rest():
+        for rank, file in sorted(files.items()):
+            try:
+                ranks.append(read_rank(read_dump(file), rank))
+            except IngestError as error:
+                problems.append(str(error))
     if not ranks:
         return problems
     job = FlightJob(ranks)
@@ -102,7 +102,7 @@ def _read_job(prefix: str, files: dict[int, Path], window: int) -> Ingested | li
         views.append(_view(job, State.COMPLETED, ENDED))
     return Ingested(
         batches=_Batches(job, State.SCHEDULED), problems=tuple(problems), blind=tuple(_blind(job)),
-        notes=tuple(_notes(job, prefix)), job=prefix, views=tuple(views), amend=partial(amend, job, CALLED),
+        notes=tuple(_notes(job, prefix)), job=prefix, stages=False, views=tuple(views), amend=partial(amend, job, CALLED),
     )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ class _Batches(Sequence[NodeBatch]):
         self._job, self._least = job, least
 
     def __len__(self) -> int:
-        return len(self._job.ranks) * len(self._job.moments)
+        return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[NodeBatch]:
         return self._job.batches(self._least)

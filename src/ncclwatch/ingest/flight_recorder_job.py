@@ -32,6 +32,8 @@ ALL_TAKE_PART = (Function.ALL_REDUCE, Function.ALL_GATHER, Function.REDUCE_SCATT
 DEFAULT_GROUP = "default_pg"
 """How PyTorch describes the group of all ranks (``init_process_group``)."""
 FIRST_PID = 10_000
+TOGETHER = 256
+"""Bound: ranks of a batch."""
 SHOWN = 8
 """Bound: open operations of a communicator that are told of a GPU."""
 
@@ -83,7 +85,11 @@ class FlightJob:
     def __init__(self, ranks: Sequence[RankDump]) -> None:
         self.ranks = sorted(ranks, key=lambda one: one.rank)
         stated = {number for one in self.ranks for members in one.members.values() for number in members}
-        self.world = sorted({one.rank for one in self.ranks} | stated)
+        found = {one.rank for one in self.ranks}
+        # Ranks are numbered without gaps: a number that is left out between others wrote no dump.
+        dense = range(max(found) + 1) if 2 * len(found) > max(found) else ()
+        self.world = sorted(found | stated | {*dense})
+        self._first_of = {one.rank: self.ranks[at // TOGETHER * TOGETHER].rank for at, one in enumerate(self.ranks)}
         self.missing = sorted(set(self.world) - {one.rank for one in self.ranks})
         self.groups: dict[tuple[GroupName, tuple[int, ...]], Group] = {}
         self._used: dict[GroupName, list[int]] = defaultdict(list)
@@ -137,7 +143,7 @@ class FlightJob:
         named = bool((rows["function"] != Function.NONE).all())
         whole = len(rows) == 0 or bool((np.diff(numbers) == 1).all())
         known = named and whole and counted == newest
-        first = not len(rows) or int(numbers[0]) == 1
+        first = (not len(rows) or int(numbers[0]) == 1) and group.name not in one.cut
         return Part(group, rows, messages, counted, known, one.whole and known and first)
 
     def _count_proven(self) -> None:
@@ -170,24 +176,40 @@ class FlightJob:
         known = [number for number, backend in enumerate(one.backends) if backend in self.ended_known]
         return bool(((rows["state"] != State.COMPLETED) | ~np.isin(rows["backend"], known)).any())
 
+    def all_inside(self, group: Group) -> tuple[int, int] | None:
+        """The oldest open collective of a group (number, function), where it is the same on all its ranks and they are known to
+        have called and not ended it; else ``None``.
+        """
+        oldest = set()
+        by_rank = {one.rank: one for one in self.ranks}
+        for rank in group.ranks:
+            own = next((part for part in self.parts.get(rank, ()) if part.group is group), None)
+            rows = own.rows[own.rows["state"] != State.COMPLETED] if own is not None else ()
+            if not len(rows) or by_rank[rank].backends[int(rows[0]["backend"])] not in self.ended_known:
+                return None
+            oldest.add((int(rows[0]["sequence"]), int(rows[0]["function"])))
+        return oldest.pop() if len(oldest) == 1 else None
+
     # --- records -------------------------------------------------------------------------------------------------------
 
     def batches(self, least: State = State.SCHEDULED) -> Iterator[NodeBatch]:
-        """The job at its two moments, a batch a rank: what has come as far as ``least``."""
+        """The job at its two moments: what has come as far as ``least``. Some ranks a batch: which were on one host is not known,
+        and a batch costs more than its records.
+        """
         peers = {group.number: _peers(group) for group in self.groups.values()}
+        parts = [self.ranks[at : at + TOGETHER] for at in range(0, len(self.ranks), TOGETHER)]
         samples = {one.rank: self._sample(one, least, peers) for one in self.ranks}
         for turn, moment in enumerate(self.moments):
-            for one in self.ranks:
-                sample = samples[one.rank]
+            for part in parts:
+                events = [self._events(one, least) for one in part] if turn == 0 else []
                 yield NodeBatch(
-                    host=host_of(one.rank), boot_id=host_of(one.rank), sequence=turn, time_ns=moment, wall_ns=moment,
-                    interval_s=max(1.0, self.waited_s), looked=True,
-                    samples=(replace(sample, time_ns=moment, wall_ns=moment),),
-                    events=self._events(one, least) if turn == 0 else None,
+                    host=host_of(part[0].rank), boot_id=host_of(part[0].rank), sequence=turn, time_ns=moment, wall_ns=moment,
+                    interval_s=max(1.0, self.waited_s), looked=True, events=np.concatenate(events) if events else None,
+                    samples=tuple(replace(samples[one.rank], time_ns=moment, wall_ns=moment) for one in part),
                 )  # fmt: skip
 
     def _sample(self, one: RankDump, least: State, peers: Mapping[int, tuple[PeerInfo, ...]]) -> ProcessSample:
-        host = host_of(one.rank)
+        host = host_of(self._first_of[one.rank])
         info = ProcessInfo(
             key=ProcessKey(host, FIRST_PID + one.rank, 0, ""), host=host, name="python", command=(), library="", version=None,
             version_source=VersionSource.UNKNOWN, rank=one.rank, world_size=len(self.world), rank_source="dump",
@@ -254,7 +276,7 @@ class FlightJob:
 
 
 def host_of(rank: int) -> str:
-    """Stands for the host of a rank, which a dump does not name."""
+    """Stands for the host of some ranks, of which a dump says nothing; ``rank`` is the first of them."""
     return f"host-of-rank-{rank}"
 
 

@@ -69,6 +69,7 @@ class Title:
     sizes: Sizes = Sizes.NONE
     peer: int = -1
     coalesced: bool = False
+    message: bool = False
 
 
 def title_of(name: str) -> Title:
@@ -80,7 +81,7 @@ def title_of(name: str) -> Title:
     message = _MESSAGE.match(title)
     if message is not None:
         sends = message[1].lower() == "send"
-        return Title(backend, Function.SEND if sends else Function.RECV, peer=int(message[4]) if message[4] else -1)
+        return Title(backend, Function.SEND if sends else Function.RECV, peer=int(message[4]) if message[4] else -1, message=True)
     lowered = title.lower().partition(" ")[0]
     if lowered == "coalesced":
         return Title(backend, Function.NONE, coalesced=True)
@@ -97,7 +98,8 @@ def elements(entry: Mapping[str, Any], sizes: Sizes, nranks: int) -> int:
     """
     if sizes is Sizes.NONE:
         return 0
-    tensors = entry.get("output_sizes" if sizes.of_output else "input_sizes") or ()
+    of_output = sizes is Sizes.OUTPUT or sizes is Sizes.OUTPUT_PARTS
+    tensors = entry.get("output_sizes" if of_output else "input_sizes") or ()
     if len(tensors) > MOST_TENSORS:
         raise ValueError("too many tensors")
     total = 0
@@ -107,8 +109,9 @@ def elements(entry: Mapping[str, Any], sizes: Sizes, nranks: int) -> int:
         total += math.prod(tensor)
     if type(total) is not int or not 0 <= total < LARGEST:
         raise ValueError("sizes that no tensor has")
-    whole = sizes in (Sizes.INPUT, Sizes.OUTPUT) or nranks < 1 or total % nranks
-    return total if whole else total // nranks
+    if sizes is Sizes.INPUT or sizes is Sizes.OUTPUT or nranks < 1 or total % nranks:
+        return total
+    return total // nranks
 
 
 def datatype(entry: Mapping[str, Any], sizes: Sizes) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -14,11 +15,14 @@ from numpy.typing import NDArray
 from ncclwatch.ingest.base import IngestError
 from ncclwatch.ingest.flight_recorder_file import Dump
 from ncclwatch.ingest.flight_recorder_names import Title, datatype, elements, title_of
-from ncclwatch.model.events import Function
 from ncclwatch.text import clean
 
 MOST_GROUPS, MOST_RANKS = 4096, 1 << 20
 """Bound: process groups of a rank, and ranks of a group."""
+LEAST_KEPT, KEPT_OF_A_GROUP, MOST_BACKENDS = 256, 64, 16
+"""Bound: entries of a rank that are looked at, and more where it is in many groups: the newest of each. The engine compares 64
+collectives of a group (``COMPARED``, engine/alignment.py), and looks for a broken pattern in the newest 256 calls.
+"""
 NS = 1 << 62
 """Bound: a time, in nanoseconds since the epoch."""
 
@@ -82,75 +86,104 @@ class RankDump:
     begun_known: bool
     written_ns: int
     enqueued: dict[str, int] = field(default_factory=dict)
+    cut: frozenset[GroupName] = frozenset()
+    """Groups of which older entries were left out."""
     backends: list[str] = field(default_factory=list)
     version: str = ""
 
 
-def read_rank(dump: Dump, rank: int, window: int) -> RankDump:
-    """The newest ``window`` entries of a dump in columns. Raises :class:`IngestError` for what is no dump's."""
-    entries = dump.entries[-window:]
-    groups: dict[GroupName, int] = {}
-    titles: dict[str, Title] = {}
-    backends: dict[str, int] = {}
-    members = _members(dump)
-    sizes = {name: len(ranks) for name, ranks in members.items()}
-    rows = np.zeros(len(entries), ENTRY_DTYPE)
-    at = 0
+def read_rank(dump: Dump, rank: int) -> RankDump:
+    """The newest entries of a dump in columns. Raises :class:`IngestError` for what is no dump's."""
+    reader, at = _Reader({name: len(ranks) for name, ranks in _members(dump).items()}), 0
     try:
+        kept, cut = _newest(dump.entries)
+        rows = np.zeros(len(kept), ENTRY_DTYPE)
         found = []
-        for entry in entries:
-            found.append(_row(entry, groups, titles, backends, sizes))
-            at += 1
+        for at in range(len(kept)):
+            found.append(reader.row(kept[at]))
         rows[:] = found
-        ids = {_whole(entry.get("pg_id", -1)): _group_of(entry) for entry in entries}
-        newest, expires, begun_known = _times(entries)
+        newest, expires, begun_known = _times(kept)
     except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError) as error:
-        where = f"entry {len(dump.entries) - len(entries) + at}"
+        where = f"entry {at} of the {len(dump.entries)} or its kin"
         raise IngestError(f"{clean(str(dump.path), 160)}: {where} is no entry of a dump: {clean(str(error), 80)}") from error
     _close_coalesced(rows)
-    first = entries[0].get("record_id") if entries else 0
-    called = {group.name for group in groups}
-    # Groups that it has joined and called nothing on.
-    known = [*groups, *(GroupName(name, _about(dump, name)) for name, ranks in members.items() if name and rank in ranks)]
-    known = [group for at, group in enumerate(known) if at < len(groups) or group.name not in called]
-    found_rank = RankDump(rank, dump.path, rows, known, members, first == 0, newest, expires, begun_known, dump.written_ns)
-    found_rank.backends, found_rank.version = list(backends), dump.version
-    if backends.keys() <= {"nccl", "xccl"}:
-        found_rank.enqueued = _enqueued(dump, ids)
+    whole = not dump.entries or dump.entries[0].get("record_id") == 0
+    found_rank = RankDump(
+        rank, dump.path, rows, _known(dump, rank, reader), _members(dump), whole, newest, expires, begun_known, dump.written_ns,
+        cut=frozenset(cut), backends=list(reader.backends), version=dump.version,
+    )  # fmt: skip
+    if reader.backends.keys() <= {"nccl", "xccl"}:
+        found_rank.enqueued = _enqueued(dump, reader.ids)
     return found_rank
 
 
-def _row(
-    entry: Mapping[str, Any], groups: dict[GroupName, int], titles: dict[str, Title], backends: dict[str, int],
-    sizes: Mapping[str, int],
-) -> tuple[Any, ...]:  # fmt: skip
-    name = entry["profiling_name"]
-    title = titles.get(name)
-    if title is None:
-        title = titles[name] = title_of(name)
-        if len(backends) < 16:
-            backends.setdefault(title.backend, len(backends))
-    group = _group_of(entry)
-    number = groups.get(group)
-    if number is None:
-        number = groups[group] = len(groups)
-        if number >= MOST_GROUPS:
-            raise ValueError("too many process groups")
-    message = title.function in (Function.SEND, Function.RECV) or (title.coalesced and bool(entry.get("is_p2p")))
-    sequence = entry["p2p_seq_id"] if message and "p2p_seq_id" in entry else entry.get("collective_seq_id", entry.get("seq_id"))
-    return (
-        number,
-        sequence,
-        title.function,
-        datatype(entry, title.sizes),
-        _STATES[entry.get("state", "scheduled")],
-        elements(entry, title.sizes, sizes.get(group.name, 0)),
-        title.peer,
-        entry.get("time_created_ns") or 0,
-        message,
-        title.coalesced,
-        backends.get(title.backend, 0),
-    )
+def _newest(entries: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], set[GroupName]]:
+    """The newest entries of each group, in their order, and the groups of which there are more."""
+    if len(entries) <= LEAST_KEPT:
+        return list(entries), set()
+    groups: list[Any] = [entry.get("process_group") for entry in entries]
+    if type(groups[0]) is not tuple:
+        groups = [_group_of(entry) for entry in entries]
+    numbers = Counter(groups)
+    each = max(LEAST_KEPT // len(numbers), KEPT_OF_A_GROUP)
+    missing = {group: min(number, each) for group, number in numbers.items()}
+    left, kept = sum(missing.values()), []
+    for at in range(len(entries) - 1, -1, -1):
+        if missing[groups[at]]:
+            missing[groups[at]] -= 1
+            kept.append(entries[at])
+            left -= 1
+            if not left:
+                break
+    kept.reverse()
+    cut = (group for group, number in numbers.items() if number > each)
+    return kept, {_group_of(entries[groups.index(group)]) for group in cut}
+
+
+def _known(dump: Dump, rank: int, reader: _Reader) -> list[GroupName]:
+    """The groups that entries name, and those that a rank has joined and called nothing on."""
+    named = {group.name for group in reader.groups}
+    joined = (name for name, ranks in _members(dump).items() if name and rank in ranks and name not in named)
+    return [*reader.groups, *(GroupName(name, _about(dump, name)) for name in joined)]
+
+
+class _Reader:
+    """Makes rows of entries, and remembers what names mean."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.groups: dict[GroupName, int] = {}
+        self.backends: dict[str, int] = {}
+        self.ids: dict[int, GroupName] = {}
+        self._titles: dict[str, Title] = {}
+        self._sizes = sizes
+
+    def _title(self, name: str) -> Title:
+        title = self._titles[name] = title_of(name)
+        if len(self.backends) < MOST_BACKENDS:
+            self.backends.setdefault(title.backend, len(self.backends))
+        return title
+
+    def row(self, entry: Mapping[str, Any]) -> tuple[Any, ...]:
+        """One row of ``ENTRY_DTYPE``. Raises what a wrong type raises."""
+        name = entry["profiling_name"]
+        title = self._titles.get(name) or self._title(name)
+        group = _group_of(entry)
+        number = self.groups.get(group)
+        if number is None:
+            number = self.groups[group] = len(self.groups)
+            self.ids[_whole(entry.get("pg_id", -1))] = group
+            if number >= MOST_GROUPS:
+                raise ValueError("too many process groups")
+        message = title.message or (title.coalesced and bool(entry.get("is_p2p")))
+        if message and "p2p_seq_id" in entry:
+            sequence = entry["p2p_seq_id"]
+        else:
+            sequence = entry.get("collective_seq_id", entry.get("seq_id"))
+        return (
+            number, sequence, title.function, datatype(entry, title.sizes), _STATES[entry.get("state", "scheduled")],
+            elements(entry, title.sizes, self._sizes.get(group.name, 0)), title.peer, entry.get("time_created_ns") or 0,
+            message, title.coalesced, self.backends.get(title.backend, 0),
+        )  # fmt: skip
 
 
 def _group_of(entry: Mapping[str, Any]) -> GroupName:

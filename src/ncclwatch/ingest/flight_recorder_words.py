@@ -7,19 +7,27 @@ names, and it numbers their collectives from 1.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ncclwatch.collect.functions import function
 from ncclwatch.ingest.base import IngestError
 from ncclwatch.ingest.flight_recorder_file import read_dump
 from ncclwatch.ingest.flight_recorder_job import FIRST_PID, FlightJob, Group, host_of
-from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass
+from ncclwatch.model.verdict import CommunicatorRef, Culprit, OperationRef, Verdict, VerdictClass
 from ncclwatch.text import clean, compressed
 
 PLANE = "flight-recorder"
 SHOWN = 3
 """Bound: ranks whose lines of the program are told, of those named and of those that wait."""
+NAMED = 8
+"""Bound: ranks without a dump that are named."""
+LASTED_S, LACKING, ALL_INSIDE = 5.0, 0.4, 0.6
+"""Chosen: seconds after which a missing dump is worth a word, as the engine's patience; and how sure that is: by elimination. How
+sure it is that those are at fault who are together in an operation that does not end.
+"""
+NO_DUMP = "stopped, ended, cut off, or not asked"
 FRAMES = 2
 """Bound: lines of a program that are told of one call."""
 _NUMBER = re.compile(r"#(\d+)\b")
@@ -64,19 +72,20 @@ def amend(job: FlightJob, wording: Wording, verdict: Verdict) -> Verdict:
         planes=(PLANE,),
         trail=tuple(replace(step, text=say(step.text)) for step in verdict.trail),
     )
+    verdict = _inside(job, verdict)
     verdict = replace(verdict, evidence=(*verdict.evidence, *_lines(job, verdict)))
     return verdict if verdict.culprits else _nobody(job, verdict)
 
 
 def _translation(job: FlightJob, wording: Wording) -> Callable[[str], str]:
     labels = {f"communicator {group.hash:016x}": group.label for group in job.groups.values()}
-    place = re.compile(rf" ?\(?{re.escape(host_of(0)[:-1])}\d+, pid \d+\)?|on {re.escape(host_of(0)[:-1])}(\d+)")
+    place = re.compile(rf" ?\(?{re.escape(host_of(0)[:-1])}\d+, pid \d+\)?|on {re.escape(host_of(0)[:-1])}\d+")
     known = re.compile("|".join(map(re.escape, labels)) or "(?!)")
 
     def say(text: str) -> str:
         text = text.replace("no NCCL counter moved in any of", "no call, and no end of one, is recorded in any of")
         text = known.sub(lambda found: labels[found[0]], text)
-        text = place.sub(lambda found: f"on the host of rank {found[1]}" if found[1] else "", text)
+        text = place.sub(lambda found: "on its host" if found[0].startswith("on ") else "", text)
         text = re.sub(rf"\b{FIRST_PID // 10_000}\d{{4}}\b", "PID", text) if "pid" in text else text
         text = _NUMBER.sub(lambda found: f"#{int(found[1]) + job.base}", text)
         if wording.reason:
@@ -98,17 +107,61 @@ def _operation(operation: OperationRef | None, base: int) -> OperationRef | None
     return replace(operation, sequence=operation.sequence + base)
 
 
+def _inside(job: FlightJob, verdict: Verdict) -> Verdict:
+    """Where those that are behind are all the ranks of another group, and all in the same operation of it: it is that which does
+    not end, and they are in it. A dump does not tell which of them, or which link between them.
+    """
+    named = {culprit.rank for culprit in verdict.culprits}
+    if verdict.verdict_class is not VerdictClass.NOT_ENTERED or len(named) < 2:
+        return verdict
+    for group in job.groups.values():
+        number = job.all_inside(group) if len(group.ranks) > 1 and named == set(group.ranks) else None
+        if number is None:
+            continue
+        operation = OperationRef(function(number[1]).name, number[0])
+        what = f"{operation.name} #{operation.sequence} of {group.label}"
+        reference = CommunicatorRef(f"{group.hash:016x}", len(group.ranks), group.name.about)
+        reason = f"is in {what}, which all its ranks have called and none has ended"
+        culprits = tuple(
+            replace(culprit, operation=operation, communicator=reference, reason=reason) for culprit in verdict.culprits
+        )
+        return replace(
+            verdict, verdict_class=VerdictClass.HARDWARE, culprits=culprits, operation=operation, communicator=reference,
+            summary=f"{_ranks(group.ranks)} hold up the job in {what}: all have called it, and none ends it",
+            confidence=min(verdict.confidence, ALL_INSIDE), stage=group.name.about,
+            next_steps=("look for GPU and NIC errors on the hosts of these ranks: `dmesg -T | grep -iE 'xid|mlx5|link'`",),
+        )  # fmt: skip
+    return verdict
+
+
 def _nobody(job: FlightJob, verdict: Verdict) -> Verdict:
     """Where nobody is named: who wrote no dump, and what all that did are in."""
-    ranks = [one.rank for one in job.ranks if any(job.is_open(one, part.rows) for part in job.parts[one.rank])]
-    if not ranks or verdict.verdict_class is not VerdictClass.UNKNOWN or not job.ended_known | {"gloo"}:
+    waiting = [one.rank for one in job.ranks if any(job.is_open(one, part.rows) for part in job.parts[one.rank])]
+    if not waiting or verdict.verdict_class is not VerdictClass.UNKNOWN:
         return verdict
-    who = f"rank{'s' if len(ranks) > 1 else ''} {compressed(ranks)}"
-    if job.missing:
-        lost = f"rank{'s' if len(job.missing) > 1 else ''} {compressed(job.missing)}"
-        summary = f"{who} may wait for {lost}, which wrote no dump: stopped, ended, or not asked"
-        return replace(verdict, summary=summary)
-    return replace(verdict, summary=f"{who} are all in their newest operations, and none is behind: {verdict.summary}")
+    if job.missing and _lasted(job):
+        return replace(
+            verdict,
+            summary=f"{_ranks(waiting)} may wait for {_ranks(job.missing)}, of which there is no dump: {NO_DUMP}",
+            culprits=tuple(
+                Culprit(rank, None, "", None, None, reason=f"there is no dump of it: {NO_DUMP}", observed=False)
+                for rank in job.missing[:NAMED]
+            ),
+            victims=tuple(waiting),
+            confidence=LACKING,
+            next_steps=(f"look whether {_ranks(job.missing)} still runs, and where it stands", *verdict.next_steps[:1]),
+        )  # fmt: skip
+    alike = "in their newest operations" if job.ended_known else "alike in what they have called, which may or may not be open"
+    return replace(verdict, summary=f"{_ranks(waiting)} are all {alike}, and none is behind: {verdict.summary}")
+
+
+def _lasted(job: FlightJob) -> bool:
+    """Whether waits have lasted, and so few dumps are missing that it says something of those."""
+    return job.waited_s >= LASTED_S and 2 * len(job.missing) <= len(job.world)
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"rank{'s' if len(numbers) > 1 else ''} {compressed(numbers)}"
 
 
 # --- lines of the program ------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def find(paths: Sequence[Path], formats: Sequence[Format] = FORMATS) -> Found:
     """The files among paths and in the folders among them. Files that nobody named and nobody knows are left out."""
     found = Found()
     for path in paths:
-        for file in _files(path) if path.is_dir() else (path,):
+        for file in files_in(path) if path.is_dir() else (path,):
             known = format_of(file, formats)
             if known is not None:
                 found.files.setdefault(known.name, []).append(file)
@@ -54,7 +54,8 @@ def find(paths: Sequence[Path], formats: Sequence[Format] = FORMATS) -> Found:
     return found
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def files_in(folder: Path) -> Iterator[Path]:
+    """Files of a folder and of the folders in it, in order. Raises :class:`IngestError` when there are too many."""
     number = 0
     for root, folders, names in os.walk(folder):
         here = Path(root)

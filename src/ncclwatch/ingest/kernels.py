@@ -122,7 +122,7 @@ def job_of(ranks: Sequence[KernelRank], problems: Sequence[str], notes: Sequence
         end = begin + SECOND
     looks = look_times(begin, end, end)
     made = list(batches(traced, looks, "device"))
-    return Ingested(made, problems, BLIND, told, job=name, amend=once_a_moment(amend))
+    return Ingested(made, problems, BLIND, told, job=name, stages=False, amend=once_a_moment(amend))
 
 
 def _traced(one: KernelRank) -> TracedRank:

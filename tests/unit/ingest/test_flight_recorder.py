@@ -153,6 +153,19 @@ def test_the_graph_over_all_groups_decides_not_the_largest_gap(tmp_path: Path) -
     assert any("process group 3 (pp)" in line for line in verdict.evidence)
 
 
+def test_those_who_are_together_in_an_operation_that_does_not_end_are_told_by_it(tmp_path: Path) -> None:
+    job = trained(4, groups={"1": [0, 2]}, about={"1": "dp"})
+    job.all_call(group="1", times=4)
+    job.all_call(group="1", state="started")
+    for rank in (1, 3):
+        job.call(rank, state="started")
+    verdict = judged(job.write(tmp_path))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.HARDWARE, [0, 2])
+    assert verdict.operation is not None
+    assert verdict.operation.sequence == 5
+    assert "process group 1 (dp)" in verdict.summary
+
+
 def test_a_receive_that_nobody_sends_names_who_should(tmp_path: Path) -> None:
     job = trained(4, groups={"1": [0, 2]})
     for _ in range(4):

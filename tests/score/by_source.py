@@ -1,0 +1,138 @@
+"""Scenarios judged from other tools' records alone, SIMULATED: ``python -m score.by_source [--set ci|full] [--markdown FILE]``.
+
+Each job is simulated, written as the tool would have written it, and judged from these files. A Flight Recorder dump tells hangs only,
+and must not accuse anybody of a slow job; rank logs are to name who is slow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ncclwatch.cli.foreign import judge_found
+from ncclwatch.errors import NcclwatchError
+from ncclwatch.ingest.folders import find
+from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.simulate.flight_recorder import DumpWriter
+from ncclwatch.simulate.rank_logs import write_rank_logs
+from ncclwatch.simulate.run import simulate
+from ncclwatch.simulate.scenario import Scenario, ScoreClass, load_all
+from ncclwatch.simulate.timeline import Timeline
+
+SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
+SLOW = frozenset({ScoreClass.S1, ScoreClass.S2, ScoreClass.S3})
+
+
+def write_flight_recorder(timeline: Timeline, folder: Path) -> None:
+    """Dumps with timing."""
+    DumpWriter(timeline).write(folder)
+
+
+def write_untimed(timeline: Timeline, folder: Path) -> None:
+    """Dumps as PyTorch writes them by default: nothing is ever ``started``."""
+    DumpWriter(timeline, timing=False).write(folder)
+
+
+def write_logs(timeline: Timeline, folder: Path) -> None:
+    """Rank logs without hashes of groups, with ``config.yaml``, saved to the last line."""
+    write_rank_logs(timeline, folder, sensitive_s=0.0)
+
+
+def write_hashed_logs(timeline: Timeline, folder: Path) -> None:
+    """Rank logs of newer versions, with hashes of groups."""
+    write_rank_logs(timeline, folder, sensitive_s=0.0, group_hash=True, config=False)
+
+
+SOURCES: dict[str, Callable[[Timeline, Path], None]] = {
+    "Flight Recorder, with timing": write_flight_recorder,
+    "Flight Recorder": write_untimed,
+    "rank logs": write_logs,
+    "rank logs with groupHash": write_hashed_logs,
+}
+TELL_SLOWNESS = frozenset({"rank logs", "rank logs with groupHash"})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One scenario by one source. ``place``: exactly those at fault are named; ``right``: and the class fits."""
+
+    scenario: Scenario
+    source: str
+    verdict: Verdict | None
+    place: bool
+    right: bool
+
+
+def judge_by(scenario: Scenario, source: str, timeline: Timeline) -> Outcome:
+    """Write, read, judge, compare."""
+    with tempfile.TemporaryDirectory() as name:
+        SOURCES[source](timeline, Path(name))
+        try:
+            jobs, _ = judge_found(find([Path(name)]))
+        except NcclwatchError:
+            jobs = []
+    verdict = jobs[0].verdicts[0] if jobs else None
+    named = {culprit.rank for culprit in verdict.culprits} if verdict is not None else set()
+    expect = scenario.expect
+    if expect.score_class.quiet or (expect.score_class in SLOW and source not in TELL_SLOWNESS):
+        quiet = verdict is None or not verdict.verdict_class.accuses
+        return Outcome(scenario, source, verdict, quiet, quiet)
+    wanted = set(expect.ranks)
+    place = bool(named) and named >= wanted and named <= wanted | set(expect.also)
+    return Outcome(scenario, source, verdict, place, place and verdict is not None and verdict.verdict_class in expect.verdicts)
+
+
+def table(outcomes: Sequence[Outcome]) -> list[str]:
+    """Markdown: a row a class of fault and source."""
+    rows: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
+    for one in outcomes:
+        rows[str(one.scenario.expect.score_class), one.source].append(one)
+    lines = [
+        "| SIMULATED: class of the fault | source | scenarios | right ranks | right ranks and class | ranks told, class unknown "
+        "| somebody else accused |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for (fault, source), found in sorted(rows.items()):
+        accused = [one for one in found if one.verdict is not None and one.verdict.verdict_class.accuses]
+        unknown = [one for one in found if one.place and one.verdict and one.verdict.verdict_class is VerdictClass.UNKNOWN]
+        quiet = ScoreClass(fault).quiet or (ScoreClass(fault) in SLOW and source not in TELL_SLOWNESS)
+        wrong = [one for one in accused if not one.place]
+        lines.append(
+            f"| {fault} | {source} | {len(found)} | {sum(one.place for one in found)} | {sum(one.right for one in found)} | "
+            f"{'–' if quiet else len(unknown)} | {len(wrong)} |"
+        )
+    return lines
+
+
+def main() -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="score.by_source", description=__doc__)
+    parser.add_argument("--set", choices=("ci", "full"), default="ci")
+    parser.add_argument("--only", default="", help="only scenarios whose name contains this")
+    parser.add_argument("--largest", type=int, default=64, metavar="RANKS")
+    parser.add_argument("--source", choices=sorted(SOURCES), action="append", help="only this one; may be repeated")
+    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--verbose", action="store_true", help="print what was said of each that was not right")
+    options = parser.parse_args()
+    chosen = [s for s in load_all(SCENARIOS, "ci" if options.set == "ci" else "") if options.only in s.name]
+    outcomes = []
+    for scenario in (s for s in chosen if s.layout.world <= options.largest):
+        timeline = simulate(scenario)
+        for source in options.source or SOURCES:
+            outcomes.append(outcome := judge_by(scenario, source, timeline))
+            if options.verbose and not outcome.right:
+                print(f"{scenario.name} ({source}): {outcome.verdict.summary if outcome.verdict else 'nothing'}", file=sys.stderr)
+    lines = table(outcomes)
+    print("\n".join(lines))
+    if options.markdown is not None:
+        options.markdown.write_text("\n".join(lines) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

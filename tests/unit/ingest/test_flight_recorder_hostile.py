@@ -1,0 +1,133 @@
+"""Dumps that are cut off, damaged or hostile: one line with the file, bounded memory, nothing run, exit status 3."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import struct
+from pathlib import Path
+
+import pytest
+
+from ncclwatch.cli.main import run
+from ncclwatch.ingest import flight_recorder_file
+from ncclwatch.ingest.base import IngestError
+from ncclwatch.ingest.flight_recorder_file import read_dump
+from unit.ingest.dumps import Dumps
+
+HEAD = b"\x80\x02}q\x00(X\x07\x00\x00\x00versionX\x03\x00\x00\x002.4X\x09\x00\x00\x00pg_config}"
+
+
+class Harmful:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("harm",)
+
+
+def written(folder: Path, data: bytes, rank: int = 0) -> Path:
+    file = folder / f"fr_{rank}"
+    file.write_bytes(data)
+    return file
+
+
+def a_dump() -> dict[str, object]:
+    job = Dumps(2)
+    job.all_call(times=4)
+    return job.dump(0)
+
+
+def test_no_class_is_ever_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = written(tmp_path, pickle.dumps({**a_dump(), "more": Harmful()}, 2))
+    with pytest.raises(IngestError, match="names a class"):
+        read_dump(file)
+    assert not (tmp_path / "harm").exists()
+
+
+def test_what_refers_elsewhere_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(IngestError, match="elsewhere"):
+        read_dump(written(tmp_path, HEAD + b"X\x01\x00\x00\x00ax\x01\x00\x00\x00bQu."))
+
+
+def test_a_cut_off_dump_names_the_file_and_the_place(tmp_path: Path) -> None:
+    data = pickle.dumps(a_dump(), 2)
+    with pytest.raises(IngestError, match=r"fr_0 is damaged or cut off: .*byte \d+"):
+        read_dump(written(tmp_path, data[: len(data) // 2]))
+    with pytest.raises(IngestError, match="cut off"):
+        read_dump(written(tmp_path, b'{"version": "2.4", "entries": [{"record_id": 1'))
+
+
+def test_one_opcode_cannot_take_all_memory(tmp_path: Path) -> None:
+    """The unpickler's list of what it remembers grows to the largest number that was named."""
+    bomb = HEAD + b"r" + struct.pack("<I", 0x7FFF_FFFF) + b"u."
+    with pytest.raises(IngestError, match="more memory"):
+        read_dump(written(tmp_path, bomb))
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] in (resource.RLIM_INFINITY, resource.getrlimit(resource.RLIMIT_AS)[1])
+
+
+def test_nesting_cannot_end_the_interpreter(tmp_path: Path) -> None:
+    nested = HEAD + b"N" + b"\x85" * 2_000_000 + b"Nu."
+    with pytest.raises(IngestError, match="tuples"):
+        read_dump(written(tmp_path, nested))
+
+
+def test_a_file_without_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_recorder_file, "LONGEST_BYTES", 1000)
+    with pytest.raises(IngestError, match="larger"):
+        read_dump(written(tmp_path, pickle.dumps(a_dump(), 2)))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"entries": 7},
+        {"entries": [7]},
+        {"entries": [{}]},
+        {"pg_config": [1]},
+        {"version": 2.4},
+        {"entries": [{"profiling_name": "nccl:all_reduce", "collective_seq_id": "x"}]},
+        {"entries": [{"profiling_name": ["x"], "collective_seq_id": 1}]},
+        {"entries": [{"profiling_name": "nccl:all_reduce", "collective_seq_id": 1 << 80}]},
+        {"entries": [{"profiling_name": "nccl:all_reduce", "collective_seq_id": 1, "process_group": (1, 2)}]},
+        {"entries": [{"profiling_name": "nccl:all_reduce", "collective_seq_id": 1, "input_sizes": [[1 << 70]]}]},
+        {"entries": [{"profiling_name": "nccl:all_reduce", "collective_seq_id": 1, "time_created_ns": 1 << 70}]},
+        {"entries": [{"profiling_name": "nccl:all_reduce", "collective_seq_id": 1, "state": "odd"}]},
+    ],
+)
+def test_what_is_no_dump_is_exit_status_3_and_one_line(
+    tmp_path: Path, changed: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, pickle.dumps({**a_dump(), **changed}, 2))
+    assert run(["diagnose", str(file)]) == 3
+    told = capsys.readouterr().err.strip().splitlines()
+    assert len(told) == 1
+    assert "fr_0" in told[0]
+
+
+def test_a_damaged_rank_is_told_and_the_others_are_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = Dumps(4)
+    job.all_call(times=5)
+    for rank in (0, 1, 3):
+        job.call(rank, state="started")
+    job.write(tmp_path, prefix="fr_")
+    (tmp_path / "fr_3").write_bytes((tmp_path / "fr_3").read_bytes()[:300])
+    assert run(["diagnose", "--exit-code", str(tmp_path)]) == 10
+    told = capsys.readouterr()
+    assert "rank 2" in told.out
+    assert "fr_3 is damaged" in told.err
+
+
+def test_what_a_name_does_not_tell_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "dump").write_bytes(pickle.dumps(a_dump(), 2))
+    assert run(["diagnose", str(tmp_path / "dump")]) == 3
+    assert "no rank" in capsys.readouterr().err
+
+
+def test_other_files_and_pids_are_not_mixed_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, other = written(tmp_path, pickle.dumps(a_dump(), 2)), tmp_path / "other"
+    other.write_text("x")
+    assert run(["diagnose", str(file), str(other)]) == 2
+    assert run(["diagnose", str(file), "--pid", "1"]) == 2
+    (tmp_path / "empty").mkdir()
+    assert run(["diagnose", str(tmp_path / "empty")]) == 2
+    assert "no record" in capsys.readouterr().err
