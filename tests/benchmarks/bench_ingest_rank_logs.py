@@ -1,7 +1,8 @@
-"""How long 64 rank logs of 40 MB in all take: read into records, and judged; beside reading their bytes and counting their lines.
+"""How long 64 rank logs of 40 MB in all take: read into records, and judged; beside reading their bytes and counting their
+lines.
 
-``PYTHONPATH=src:tests python tests/benchmarks/bench_ingest_rank_logs.py [--ranks 64] [--mb 40]``. The goal is 2 s for reading (the
-machine and its load make seconds differ, so the ratio to a bare pass over the same bytes is given, too).
+``PYTHONPATH=src:tests python tests/benchmarks/bench_ingest_rank_logs.py [--ranks 64] [--mb 40]``. The goal is 2 s for reading
+(the machine and its load make seconds differ, so the ratio to a bare pass over the same bytes is given, too).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Scenarios judged from other tools' records alone, SIMULATED: ``python -m score.by_source [--set ci|full] [--markdown FILE]``.
 
-Each job is simulated, written as the tool would have written it, and judged from these files. A Flight Recorder dump tells hangs only,
-and must not accuse anybody of a slow job; rank logs are to name who is slow.
+Each job is simulated, written as the tool would have written it, and judged from these files. A Flight Recorder dump tells
+hangs only, and must not accuse anybody of a slow job; rank logs are to name who is slow.
 """
 
 from __future__ import annotations

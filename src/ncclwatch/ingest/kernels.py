@@ -57,7 +57,7 @@ class Kernel(NamedTuple):
     group: tuple[str, tuple[int, ...]]
     function: int
     sequence: int | None
-    count: int
+    elements: int
     datatype: int
     peer: int
     launched: int
@@ -139,7 +139,7 @@ def _traced(one: KernelRank) -> TracedRank:
         own = held[kernel.group]
         counted[kernel.group] += 1
         number = kernel.sequence if kernel.sequence is not None else counted[kernel.group]
-        row["time_ns"], row["function"], row["op_count"], row["count"] = kernel.launched, kernel.function, number, kernel.count
+        row["time_ns"], row["function"], row["op_count"], row["count"] = kernel.launched, kernel.function, number, kernel.elements
         row["comm"], row["comm_hash"], row["rank"], row["nranks"] = own.address, own.hash, own.rank, own.nranks
         row["datatype"], row["redop"], row["peer"] = kernel.datatype, -1, kernel.peer
         operations[kernel.group].append(_operation(kernel, counted[kernel.group]))
@@ -150,7 +150,7 @@ def _operation(kernel: Kernel, ordinal: int) -> DeviceOperation:
     name = FUNCTIONS[kernel.function].name
     paired = kernel.function in (Function.SEND, Function.RECV)
     return DeviceOperation(
-        ordinal, name, paired, kernel.sequence, kernel.count, kernel.peer if paired else None, 1, 1, 1, observed=True,
+        ordinal, name, paired, kernel.sequence, kernel.elements, kernel.peer if paired else None, 1, 1, 1, observed=True,
         launched_ns=kernel.launched, started_ns=kernel.begin, finished_ns=kernel.end, duration_ns=kernel.end - kernel.begin,
     )  # fmt: skip
 

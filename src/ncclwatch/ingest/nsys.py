@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -158,7 +159,7 @@ def _begun(database: sqlite3.Connection, tables: set[str]) -> int:
     return 1
 
 
-def _rows(database: sqlite3.Connection, tables: set[str], columns: set[str]) -> Iterator[tuple[object, ...]]:
+def _rows(database: sqlite3.Connection, tables: set[str], columns: set[str]) -> Iterator[tuple[Any, ...]]:
     """NCCL kernels by their begin: name, start, end, device, stream, process, start of the call that launched it."""
     process = "k.globalPid" if "globalPid" in columns else "0"
     launched, join = "NULL", ""

@@ -144,8 +144,8 @@ def parse(data: bytes) -> Parsed:
     text = _Text(data)
     ends = np.flatnonzero(text.bytes == 10)
     starts = np.r_[_PAD, ends[:-1] + 1]
-    spaces = np.flatnonzero(text.bytes == 32)
-    first = np.searchsorted(spaces, starts)
+    spaces: Indices = np.flatnonzero(text.bytes == 32)
+    first: Indices = np.asarray(np.searchsorted(spaces, starts), np.int64)
     words = np.searchsorted(spaces, ends) - first + 1
     filled = ends > starts
     shaped = filled & (ends - starts <= LONGEST_LINE) & ((words == _PLAIN) | (words == _HASHED))
@@ -154,7 +154,7 @@ def parse(data: bytes) -> Parsed:
     for number in (_PLAIN, _HASHED):
         at = np.flatnonzero(shaped & (words == number))
         if len(at):
-            gaps: list[Indices] = list(spaces[first[at] + np.arange(number - 1)[:, None]])
+            gaps: list[Indices] = [spaces[first[at] + word] for word in range(number - 1)]
             begins, stops = [starts[at], *(gap + 1 for gap in gaps)], [*gaps, ends[at]]
             lines[at], good[at], names = _columns(text, begins, stops)
             unknown |= names

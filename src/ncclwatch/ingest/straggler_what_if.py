@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,9 +128,9 @@ class WhatIf:
         replicas, stages = range(self.shape[1]), sorted({one.stage for one in self.taken})
         columns = np.arange(self.shape[1])[None, :]
         kinds = sorted({_together(one.kind) for one in self.taken})
-        by_kind = {kind: float(self.mixed(lambda one, k=kind: _together(one.kind) == k).mean()) / least for kind in kinds}
-        by_replica = {at: float(self.mixed(lambda one, a=at: columns == a).mean()) / least for at in replicas}
-        by_stage = {at: float(self.mixed(lambda one, a=at: one.stage == a).mean()) / least for at in stages}
+        by_kind = {kind: float(self.mixed(partial(_is_of, kind)).mean()) / least for kind in kinds}
+        by_replica = {at: float(self.mixed(partial(_one_column, columns == at)).mean()) / least for at in replicas}
+        by_stage = {at: float(self.mixed(partial(_is_on, at)).mean()) / least for at in stages}
         worker = {(at, stage): min(by_replica[at], by_stage[stage]) for at in replicas for stage in stages}
         few = sorted(worker, key=lambda place: (-worker[place], place[1], place[0]))[: -(-len(worker) * SLOWEST_SHARE // 100)]
 
@@ -138,13 +139,25 @@ class WhatIf:
 
         lost = float(base.mean()) - least
         fixed = float(self.mixed(of_few, outside=True).mean())
-        last = float(self.mixed(lambda one: one.stage == stages[-1], outside=True).mean())
+        last = float(self.mixed(partial(_is_on, stages[-1]), outside=True).mean())
         took = float(base.mean())
         by_few, by_last = ((took - without) / lost if lost > 0 else 0.0 for without in (fixed, last))
         by_step = dict(zip(steps, (base / ideal).tolist(), strict=True))
         return Slowdowns(
             took / least, by_kind, by_replica, by_stage, worker, by_few, tuple(few), by_last, took, least, by_step
         )  # fmt: skip
+
+
+def _is_of(kind: str, one: Op) -> bool:
+    return _together(one.kind) == kind
+
+
+def _is_on(stage: int, one: Op) -> bool:
+    return one.stage == stage
+
+
+def _one_column(chosen: NDArray[np.bool_], one: Op) -> NDArray[np.bool_]:
+    return chosen
 
 
 def _together(kind: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def line(time_s: float, rank: int, name: str, count: int, stream: int, number: i
     return f"{text} groupHash {group}\n" if group else f"{text}\n"
 
 
-def write(folder: Path, lines: dict[int, Sequence[str]]) -> list[Path]:
+def write(folder: Path, lines: Mapping[int, Sequence[str]]) -> list[Path]:
     """Files of all ranks."""
     paths = []
     for rank, own in lines.items():
