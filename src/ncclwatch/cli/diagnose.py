@@ -147,7 +147,6 @@ def judge(
     loaded, problems = load_files(files) if files else ([], [])
     recorded = [series for samples in loaded for series in series_of(samples)]
     from ncclwatch.engine.network import NetworkMemory
-    from ncclwatch.engine.slow.modes import SlowRule
 
     network = NetworkMemory()
     count: WorkCount | None = None
