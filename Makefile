@@ -15,7 +15,7 @@ NCCL_VERSIONS := 2.19.3 2.21.5 2.27.5 2.32.3
 DEMO_NCCL := 2.27.5
 
 DEMO_PACKAGES := $(shell sed -e 's/\#.*//' scripts/debian-packages.txt)
-TEST_PACKAGES := $(DEMO_PACKAGES) bpftrace $(shell sed -e 's/\#.*//' tests/vm/packages.txt)
+TEST_PACKAGES := $(DEMO_PACKAGES) bpftrace strace $(shell sed -e 's/\#.*//' tests/vm/packages.txt)
 
 .PHONY: help demo test beside test-all setup setup-demo lint unit attach vm gpu shim fuzz bench eval eval-real eval-full calibrate clean
 

@@ -43,7 +43,7 @@ CHANGING = (
 def calls(trace: Path, words: list[str], fabric: Spines) -> list[tuple[str, str]]:
     """(name, line) of each system call of a command that can reach the network, or change anything."""
     run = fabric.hosts[0].popen(
-        ["strace", "-f", "-qq", "-e", f"trace={NETWORK},poll,{CHANGING}", "-e", "signal=none", "-o", str(trace),
+        ["strace", "-f", "--seccomp-bpf", "-qq", "-e", f"trace={NETWORK},poll,{CHANGING}", "-e", "signal=none", "-o", str(trace),
          sys.executable, "-m", "ncclwatch", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip

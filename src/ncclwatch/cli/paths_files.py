@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -189,16 +189,16 @@ def _weighed(flows: list[MeasuredFlow]) -> list[MeasuredFlow]:
     return [replace(flow, weight=flow.weight / mean[flow.job] if mean[flow.job] > 0 else 1.0) for flow in flows]
 
 
-def pins_of(demands: Sequence[Demand], chosen: Sequence[Choice | None], source: str = "") -> str:
+def pins_of(demands: Sequence[Demand], chosen: Sequence[Choice | None], own: Collection[str] | None = None) -> str:
     """The file that ``path_pins/pins.c`` reads: listening ports and source ports.
 
-    With ``source`` the connections that leave by that address alone, and listening ports of the ranks that are there.
+    With ``own`` addresses the connections that leave by these alone, and listening ports of the ranks that are there.
     """
     listens: defaultdict[tuple[int, str], set[int]] = defaultdict(set)
     connects = []
     for demand, one in zip(demands, chosen, strict=True):
-        if source in ("", demand.destination):
+        if own is None or demand.destination in own:
             listens[demand.peer, demand.destination].add(demand.port)
-        if one is not None and source in ("", demand.source):
+        if one is not None and (own is None or demand.source in own):
             connects.append(Connect(demand.rank, demand.destination, demand.port, one.source_port))
     return plan_text([Listen(rank, where, tuple(sorted(ports))) for (rank, where), ports in sorted(listens.items())], connects)

@@ -121,9 +121,7 @@ class Keeper:
         made = measured.plan(self._flows, self._probes, floor=0.0, kept=self._kept)
         pairs = list(zip(made.demands, made.chosen, strict=True))
         self._kept = {(d.source, d.rank, d.destination, d.port): one.source_port for d, one in pairs if one is not None}
-        own = [(d, one) for d, one in pairs if self._sources & {d.source, d.destination}]
-        text = pins_of([d for d, _ in own], [one if d.source in self._sources else None for d, one in own])
-        write(self._output, text.encode())
+        write(self._output, pins_of(made.demands, made.chosen, self._sources).encode())
         return made
 
 

@@ -15,9 +15,10 @@ from ncclwatch.cli.output import plain
 from ncclwatch.errors import UsageError
 from ncclwatch.model.network import SocketFacts
 from ncclwatch.paths.flow_map import NodeView, flow_map
+from ncclwatch.paths.measured import plan
 from ncclwatch.paths.probed import SCHEMA, Probe, ProbeFile
 from unit.paths.test_flow_map import ETH0, RECV, SEND
-from unit.paths.test_measured import LIVE, OWN, probe, seen
+from unit.paths.test_measured import FLOWS, LIVE, OWN, A, B, probe, seen
 
 FIRST = replace(SEND, socket=SocketFacts(1, "10.0.0.1:500", "10.0.1.1:40000"))
 SECOND = replace(SEND, channel=1, socket=SocketFacts(1, "10.0.0.1:501", "10.0.1.1:40001", rtt_us=9, min_rtt_us=8))
@@ -58,6 +59,14 @@ def test_a_plan_that_gains_too_little_is_not_written(tmp_path: Path, capsys: pyt
     files = written(tmp_path, probe(*OWN, LIVE[0], replace(seen(501, 1, 40001), live=True)))
     assert main.run(["paths", "plan", *files, "-o", str(tmp_path / "pins")]) == 0
     assert "REFUSED" in capsys.readouterr().out and not (tmp_path / "pins").exists()
+
+
+def test_the_file_of_one_host_holds_what_is_its_own() -> None:
+    """Who connects from an address of the host, and who listens on one."""
+    found = plan(FLOWS, [probe(*OWN, *LIVE)], floor=0.0)
+    sends, receives = (paths_files.pins_of(found.demands, found.chosen, {own}).splitlines()[1:] for own in (A, B))
+    assert [line.split()[0] for line in sends] == ["connect", "connect"] and receives == [f"listen 1 {B} 26000 26001"]
+    assert paths_files.pins_of(found.demands, found.chosen).splitlines()[1:] == [*receives, *sends]
 
 
 def test_wrong_files_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
