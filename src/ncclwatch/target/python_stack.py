@@ -38,8 +38,11 @@ class Frame:
 
     @property
     def text(self) -> str:
-        """``_next_data (torch/utils/data/dataloader.py:628)``."""
-        return f"{self.name} ({short(self.file)}:{self.line})"
+        """``_next_data (torch/utils/data/dataloader.py:628)``; of a native function without a name the library alone: its address
+        differs from process to process.
+        """
+        name = "?" if self.name.startswith("0x") else self.name
+        return f"{name} ({short(self.file)}{f':{self.line}' if self.line > 0 else ''})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,9 @@ def test_one_that_comes_back_runs_it_again_after_the_cooldown(tmp_path: Path) ->
 def test_what_grows_sure_later_runs_it_then(tmp_path: Path) -> None:
     hook = Hook(HookOptions(_script(tmp_path, "echo ran")))
     hook.take([replace(VERDICT, confidence=0.5)])
+    time.sleep(0.3)
+    assert hook.lines() == []
+    assert not hook._done
     hook.take([VERDICT])
     assert "ran" in _lines(hook, bool)[0]
     hook.close()

@@ -71,6 +71,8 @@ def test_a_culprit_stands_out_against_a_majority_only() -> None:
     culprit, *peers = _samples(slow, slow, TRAITS, TRAITS)
     assert of_culprit(culprit, peers[:1]) == []
     assert of_culprit(*_first(_samples(slow, slow, slow, TRAITS))) == []
+    divided = [replace(TRAITS, driver=str(n)) for n in (1, 2, 2, 3, 4)]
+    assert of_culprit(*_first(_samples(*divided))) == [], "its peers do not agree among themselves"
 
 
 def _first(samples: list[ProcessSample]) -> tuple[ProcessSample, list[ProcessSample]]:

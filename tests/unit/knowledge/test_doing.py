@@ -27,6 +27,8 @@ WAIT = ("wait", "/usr/lib/python3.11/threading.py")
         ([("compile_fx_inner", SITE + "torch/_inductor/compile_fx.py"), TRAIN], Doing.COMPILING),
         ([("_call_with_frames_removed", "<frozen importlib._bootstrap>"), TRAIN], Doing.IMPORTING),
         ([("synchronize", SITE + "torch/cuda/__init__.py"), TRAIN], Doing.GPU_WAIT),
+        ([("sched_yield", "/usr/lib/libc.so.6"), ("ncclLocalOpAppend", "/opt/nccl/libnccl.so.2.27.5"), TRAIN], Doing.IN_NCCL),
+        ([("0x7f00", "/usr/lib/libcuda.so.1"), ("cudaStreamSynchronize", "/usr/lib/libcudart.so.12"), TRAIN], Doing.GPU_WAIT),
         ([TRAIN], Doing.USER_CODE),
         ([], Doing.UNKNOWN),
         # A barrier within a checkpoint: it waits for others in NCCL, and is not what they wait for.

@@ -89,6 +89,11 @@ def test_a_newer_python_and_none_are_said(library: str, says: str, tmp_path: Pat
     assert bool(found.problem) is bool(found.version) is bool(says)
 
 
+def test_a_frame_is_shown_alike_in_every_process() -> None:
+    assert Frame("0x7f37f0a2a24a", "/usr/lib/libc.so.6", 0).text == Frame("0x7f11f0a2a24a", "/usr/lib/libc.so.6", 0).text
+    assert Frame("step", "/home/user/train/loop.py", 7).text == "step (train/loop.py:7)"
+
+
 def test_files_are_shown_short() -> None:
     assert short("/opt/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py") == "torch/utils/data/dataloader.py"
     assert short("/usr/lib/python3.11/threading.py") == "threading.py"
