@@ -37,6 +37,8 @@ class View:
 
     batches: Sequence[NodeBatch]
     amend: Callable[[Verdict], Verdict] = unchanged
+    in_order: bool = True
+    """Whether its records are all that a process called, in the order of its calls: else that order proves nothing."""
 
 
 @dataclass(frozen=True, slots=True)

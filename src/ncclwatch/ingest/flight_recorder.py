@@ -105,7 +105,7 @@ def _read_job(prefix: str, files: dict[int, Path]) -> Ingested | list[str]:
 
 
 def _view(job: FlightJob, least: State, words: Wording) -> View:
-    return View(_Batches(job, least), partial(amend, job, words))
+    return View(_Batches(job, least), partial(amend, job, words), in_order=False)
 
 
 class _Batches(Sequence[NodeBatch]):
