@@ -94,13 +94,13 @@ def judge_ingested(ingested: Ingested, slow: SlowRule | None = None) -> list[Ver
     """What stands of one job, worst first: by its batches, else by the first further view that names somebody."""
     said: list[Verdict] = []
     for number, view in enumerate((View(ingested.batches, ingested.amend), *ingested.views)):
+        if said and said[0].verdict_class.accuses and not view.over(said[0]):
+            continue
         watch = (slow or SlowRule()).watch() if view.in_order else _NoOrder()
         namer = StageNamer() if ingested.stages else _NoStages()
         found = [view.amend(verdict) for verdict in _stand(view.batches, LiveDiagnosis(slow=watch, namer=namer))]
         if number == 0 or any(verdict.verdict_class.accuses for verdict in found):
             said = found
-        if any(verdict.verdict_class.accuses for verdict in said):
-            break
     blind = ingested.blind
     return [replace(verdict, unobserved=tuple(dict.fromkeys((*verdict.unobserved, *blind)))) for verdict in said]
 

@@ -22,6 +22,7 @@ from ncclwatch.ingest.flight_recorder_file import looks_like_dump, read_dump
 from ncclwatch.ingest.flight_recorder_job import FlightJob
 from ncclwatch.ingest.flight_recorder_rank import RankDump, State, read_rank
 from ncclwatch.ingest.flight_recorder_words import BEGUN, CALLED, ENDED, Wording, amend
+from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.text import clean, compressed
 
 _RANK = re.compile(r"rank[_\-.]?(\d{1,7})", re.IGNORECASE)
@@ -95,7 +96,7 @@ def _read_job(prefix: str, files: dict[int, Path]) -> Ingested | list[str]:
     job = FlightJob(ranks)
     views = []
     if job.begun_known:
-        views.append(_view(job, State.STARTED, BEGUN))
+        views.append(replace(_view(job, State.STARTED, BEGUN), over=_by_host))
     if job.ended_known:
         views.append(_view(job, State.COMPLETED, ENDED))
     return Ingested(
@@ -106,6 +107,13 @@ def _read_job(prefix: str, files: dict[int, Path]) -> Ingested | list[str]:
 
 def _view(job: FlightJob, least: State, words: Wording) -> View:
     return View(_Batches(job, least), partial(amend, job, words), in_order=False)
+
+
+def _by_host(verdict: Verdict) -> bool:
+    """Who has not called something may wait on the GPU for a call that was made: what has begun tells more. That calls differ, or
+    that one was left out, only calls tell.
+    """
+    return verdict.verdict_class is VerdictClass.NOT_ENTERED and not {"calls-differ", "left-out"} & {*verdict.rules}
 
 
 class _Batches(Sequence[NodeBatch]):
