@@ -93,12 +93,14 @@ class RankDump:
     version: str = ""
 
 
-def read_rank(dump: Dump, rank: int) -> RankDump:
-    """The newest entries of a dump in columns. Raises :class:`IngestError` for what is no dump's."""
+def read_rank(dump: Dump, rank: int, least: int = LEAST_KEPT) -> RankDump:
+    """The newest entries of a dump in columns, ``least`` at least where there are as many. Raises :class:`IngestError` for what is
+    no dump's.
+    """
     members, at = _members(dump), 0
     reader = _Reader({name: len(ranks) for name, ranks in members.items()})
     try:
-        kept, cut = _newest(dump.entries)
+        kept, cut = _newest(dump.entries, least)
         rows = np.zeros(len(kept), ENTRY_DTYPE)
         found = []
         for at in range(len(kept)):
@@ -119,15 +121,15 @@ def read_rank(dump: Dump, rank: int) -> RankDump:
     return found_rank
 
 
-def _newest(entries: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], set[GroupName]]:
+def _newest(entries: Sequence[Mapping[str, Any]], least: int) -> tuple[list[Mapping[str, Any]], set[GroupName]]:
     """The newest entries of each group, in their order, and the groups of which there are more."""
-    if len(entries) <= LEAST_KEPT:
+    if len(entries) <= max(least, KEPT_OF_A_GROUP):
         return list(entries), set()
     groups: list[Any] = [entry.get("process_group") for entry in entries]
     if type(groups[0]) is not tuple:
         groups = [_group_of(entry) for entry in entries]
     numbers = Counter(groups)
-    each = max(LEAST_KEPT // len(numbers), KEPT_OF_A_GROUP)
+    each = max(least // len(numbers), KEPT_OF_A_GROUP)
     missing = {group: min(number, each) for group, number in numbers.items()}
     left, kept = sum(missing.values()), []
     for at in range(len(entries) - 1, -1, -1):
