@@ -189,7 +189,9 @@ class FlightJob:
         by_rank = {one.rank: one for one in self.ranks}
         for rank in group.ranks:
             own = next((part for part in self.parts.get(rank, ()) if part.group is group), None)
-            rows = own.rows[own.rows["state"] != State.COMPLETED] if own is not None else ()
+            if own is None:
+                return None
+            rows = own.rows[own.rows["state"] != State.COMPLETED]
             if not len(rows) or by_rank[rank].backends[int(rows[0]["backend"])] not in self.ended_known:
                 return None
             oldest.add((int(rows[0]["sequence"]), int(rows[0]["function"])))

@@ -94,9 +94,7 @@ class RankDump:
 
 
 def read_rank(dump: Dump, rank: int, least: int = LEAST_KEPT) -> RankDump:
-    """The newest entries of a dump in columns, ``least`` at least where there are as many. Raises :class:`IngestError` for what is
-    no dump's.
-    """
+    """The newest entries of a dump in columns, ``least`` at least where there are as many. Raises :class:`IngestError`."""
     members, at = _members(dump), 0
     reader = _Reader({name: len(ranks) for name, ranks in members.items()})
     try:
