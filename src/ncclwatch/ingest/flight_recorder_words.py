@@ -56,6 +56,8 @@ ENDED = Wording("ended", "is in an operation that the others have ended", Verdic
 
 def amend(job: FlightJob, wording: Wording, verdict: Verdict) -> Verdict:
     """The verdict in these words, with lines of the program."""
+    if wording is BEGUN and not all(_has_called(job, culprit) for culprit in verdict.culprits):
+        wording = CALLED
     say = _translation(job, wording)
     named = verdict.verdict_class
     if wording.stands is not None and named is VerdictClass.NOT_ENTERED:
@@ -100,6 +102,15 @@ def _translation(job: FlightJob, wording: Wording) -> Callable[[str], str]:
 def _culprit(job: FlightJob, culprit: Culprit, say: Callable[[str], str]) -> Culprit:
     operation, communicator = _operation(culprit.operation, job.base), _communicator(job, culprit.communicator)
     return replace(culprit, host="", pid=None, reason=say(culprit.reason), operation=operation, communicator=communicator)
+
+
+def _has_called(job: FlightJob, culprit: Culprit) -> bool:
+    """Whether a rank has called the operation it is named in (the engine's number, from 0)."""
+    number = culprit.operation.sequence if culprit.operation is not None else None
+    reference = culprit.communicator.hash if culprit.communicator is not None else ""
+    parts = job.parts.get(culprit.rank if culprit.rank is not None else -1, [])
+    counted = next((part.counted for part in parts if f"{part.group.hash:016x}" == reference), 0)
+    return number is not None and counted > number
 
 
 def _communicator(job: FlightJob, communicator: CommunicatorRef | None) -> CommunicatorRef | None:
