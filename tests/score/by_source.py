@@ -1,12 +1,13 @@
 """Scenarios judged from other tools' records alone, SIMULATED: ``python -m score.by_source [--set ci|full] [--markdown FILE]``.
 
 Each job is simulated, written as the tool would have written it, and judged from these files. Slow jobs are not in the table: a
-Flight Recorder dump tells hangs only, and must not accuse anybody of them.
+Flight Recorder dump tells hangs only, as do RAS and debug logs, and must not accuse anybody of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 from collections import defaultdict
@@ -19,9 +20,12 @@ from ncclwatch.errors import NcclwatchError
 from ncclwatch.ingest.folders import find
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.simulate.flight_recorder import DumpWriter
+from ncclwatch.simulate.nccl_logs import nccl_logs
+from ncclwatch.simulate.ras_answers import ras_answer
 from ncclwatch.simulate.run import simulate
 from ncclwatch.simulate.scenario import Scenario, ScoreClass, load_all
 from ncclwatch.simulate.timeline import Timeline
+from score.cases import effect
 
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
 SLOW = frozenset({ScoreClass.S1, ScoreClass.S2, ScoreClass.S3})
@@ -37,9 +41,27 @@ def write_untimed(timeline: Timeline, folder: Path) -> None:
     DumpWriter(timeline, timing=False).write(folder)
 
 
+def write_ras(timeline: Timeline, folder: Path) -> None:
+    """Two answers of RAS in JSON, ``ASKED_S`` after a hang shows, else from the middle of the job on."""
+    began = effect(timeline) if timeline.hung else (effect(timeline) + timeline.end) / 2 - ASKED_S[0]
+    last = math.inf if timeline.hung else timeline.end
+    for number, after in enumerate(ASKED_S):
+        (folder / f"ras-{number}.json").write_text(ras_answer(timeline, min(began + after, last)), "utf-8")
+
+
+def write_nccl_logs(timeline: Timeline, folder: Path) -> None:
+    """Debug logs of the later of these moments; of a job that does not hang at its end: ranks that run differ by a call."""
+    at_s = effect(timeline) + ASKED_S[-1] if timeline.hung else timeline.end
+    for rank, log in nccl_logs(timeline, at_s).items():
+        (folder / f"nccl-{rank}.log").write_text(log, "utf-8")
+
+
+ASKED_S = (10.0, 26.0)
 SOURCES: dict[str, Callable[[Timeline, Path], None]] = {
     "Flight Recorder, with timing": write_flight_recorder,
     "Flight Recorder": write_untimed,
+    "RAS, two answers": write_ras,
+    "NCCL debug logs": write_nccl_logs,
 }
 
 
@@ -100,6 +122,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="score.by_source", description=__doc__)
     parser.add_argument("--set", choices=("ci", "full"), default="ci")
     parser.add_argument("--only", default="", help="only scenarios whose name contains this")
+    parser.add_argument("--source", default="", help="only sources whose name contains this")
     parser.add_argument("--largest", type=int, default=64, metavar="RANKS")
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--verbose", action="store_true", help="print what was said of each that was not right")
@@ -108,7 +131,7 @@ def main() -> int:
     outcomes = []
     for scenario in (s for s in chosen if s.layout.world <= options.largest):
         timeline = simulate(scenario)
-        for source in SOURCES:
+        for source in (name for name in SOURCES if options.source in name):
             outcomes.append(outcome := judge_by(scenario, source, timeline))
             if options.verbose and not outcome.right:
                 print(f"{scenario.name} ({source}): {outcome.verdict.summary if outcome.verdict else 'nothing'}", file=sys.stderr)
