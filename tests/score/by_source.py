@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 import tempfile
 from collections import defaultdict
@@ -121,13 +122,13 @@ def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="score.by_source", description=__doc__)
     parser.add_argument("--set", choices=("ci", "full"), default="ci")
-    parser.add_argument("--only", default="", help="only scenarios whose name contains this")
+    parser.add_argument("--only", default="", help="only scenarios in whose name this regular expression is found")
     parser.add_argument("--source", default="", help="only sources whose name contains this")
     parser.add_argument("--largest", type=int, default=64, metavar="RANKS")
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--verbose", action="store_true", help="print what was said of each that was not right")
     options = parser.parse_args()
-    chosen = [s for s in load_all(SCENARIOS, "ci" if options.set == "ci" else "") if options.only in s.name]
+    chosen = [s for s in load_all(SCENARIOS, "ci" if options.set == "ci" else "") if re.search(options.only, s.name)]
     outcomes = []
     for scenario in (s for s in chosen if s.layout.world <= options.largest):
         timeline = simulate(scenario)

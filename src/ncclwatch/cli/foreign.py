@@ -16,10 +16,11 @@ from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.engine.slow.modes import SlowRule
+from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.engine.verdict import severity
 from ncclwatch.errors import ExitStatus, UsageError
-from ncclwatch.ingest.base import Ingested
+from ncclwatch.ingest.base import Ingested, View
 from ncclwatch.ingest.folders import Found, Record, find, read
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
@@ -86,19 +87,20 @@ def judge_found(found: Found, slow: SlowRule | None = None) -> tuple[list[Judged
     """Every job, worst first, and what could not be read. Raises ``IngestError`` when nothing could."""
     records, problems = read(found)
     told = [(record, judge_ingested(record.ingested, slow)) for record in records]
-    return sorted(_joined(told), key=lambda one: severity(one.verdicts[0])), problems
+    return sorted(joined(told), key=lambda one: severity(one.verdicts[0])), problems
 
 
 def judge_ingested(ingested: Ingested, slow: SlowRule | None = None) -> list[Verdict]:
     """What stands of one job, worst first: by its batches, else by the first further view that names somebody."""
-    views = ((ingested.batches, ingested.amend), *((view.batches, view.amend) for view in ingested.views))
     said: list[Verdict] = []
-    for number, (batches, amend) in enumerate(views):
-        found = [amend(verdict) for verdict in _stand(batches, slow, StageNamer() if ingested.stages else _NoStages())]
+    for number, view in enumerate((View(ingested.batches, ingested.amend), *ingested.views)):
+        if said and said[0].verdict_class.accuses and not view.over(said[0]):
+            continue
+        watch = (slow or SlowRule()).watch() if view.in_order else _NoOrder()
+        namer = StageNamer() if ingested.stages else _NoStages()
+        found = [view.amend(verdict) for verdict in _stand(view.batches, LiveDiagnosis(slow=watch, namer=namer))]
         if number == 0 or any(verdict.verdict_class.accuses for verdict in found):
             said = found
-        if any(verdict.verdict_class.accuses for verdict in said):
-            break
     blind = ingested.blind
     return [replace(verdict, unobserved=tuple(dict.fromkeys((*verdict.unobserved, *blind)))) for verdict in said]
 
@@ -116,8 +118,15 @@ class _NoStages(StageNamer):
         """Not needed."""
 
 
-def _stand(batches: Iterable[NodeBatch], slow: SlowRule | None, namer: StageNamer) -> list[Verdict]:
-    session = DiagnosisSession(LiveDiagnosis(slow=(slow or SlowRule()).watch(), namer=namer))
+class _NoOrder(SlowWatch):
+    """Takes no order of calls."""
+
+    def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> None:
+        """Not needed."""
+
+
+def _stand(batches: Iterable[NodeBatch], diagnosis: LiveDiagnosis) -> list[Verdict]:
+    session = DiagnosisSession(diagnosis)
     for now_ns, together in _moments(batches):
         for batch in together:
             session.feed(batch, now_ns)
@@ -145,7 +154,7 @@ def _moments(batches: Iterable[NodeBatch]) -> Iterator[tuple[int, list[NodeBatch
 # --- several formats of one job ------------------------------------------------------------------------------------------
 
 
-def _joined(told: Sequence[tuple[Record, Sequence[Verdict]]]) -> Iterator[Judged]:
+def joined(told: Sequence[tuple[Record, Sequence[Verdict]]]) -> Iterator[Judged]:
     """Jobs: where no format tells of several, all tell of one."""
     per_format = Counter(record.format.name for record, _ in told)
     if len(per_format) > 1 and max(per_format.values()) == 1:

@@ -28,15 +28,25 @@ def unchanged(verdict: Verdict) -> Verdict:
     return verdict
 
 
+def nothing(_: Verdict) -> bool:
+    """No verdict."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """The same job by another count that its files keep (what GPUs have begun, what they have ended), as batches.
 
-    It is judged where all before it named nobody. ``amend`` puts the verdict into the words of that count.
+    It is judged where all before it named nobody, or where it is finer (``over``). ``amend`` puts the verdict into the words of
+    that count.
     """
 
     batches: Sequence[NodeBatch]
     amend: Callable[[Verdict], Verdict] = unchanged
+    over: Callable[[Verdict], bool] = nothing
+    """Whether it takes the place of a verdict that names somebody, where it names somebody, too."""
+    in_order: bool = True
+    """Whether its records are all that a process called, in the order of its calls: else that order proves nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,22 +20,23 @@ from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.ingest.base import Format, Ingested, IngestError, View
 from ncclwatch.ingest.flight_recorder_file import looks_like_dump, read_dump
 from ncclwatch.ingest.flight_recorder_job import FlightJob
-from ncclwatch.ingest.flight_recorder_rank import RankDump, State, read_rank
+from ncclwatch.ingest.flight_recorder_rank import LEAST_KEPT, RankDump, State, read_rank
 from ncclwatch.ingest.flight_recorder_words import BEGUN, CALLED, ENDED, Wording, amend
+from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.text import clean, compressed
 
-_RANK = re.compile(r"rank[_\-.]?(\d{1,7})(?!.*rank[_\-.]?\d)|(\d{1,7})(?=\D*$)", re.IGNORECASE)
+MOST_WITH_PATTERNS = 32
+"""Fact: in larger jobs the engine asks few for a broken pattern of calls (``ASKED``, engine/call_order.py): fewer calls do."""
+_RANK = re.compile(r"rank[_\-.]?(\d{1,7})", re.IGNORECASE)
+_LAST = re.compile(r"(\d{1,7})(?=\D*$)")
 _SUFFIX = re.compile(r"\.(json|pkl|pickle|bin|dump|trace)$", re.IGNORECASE)
 
 
 def rank_of(path: Path) -> tuple[str, int] | None:
     """The job's part of a file's name, and the rank: ``("nccl_trace_rank_", 3)``; ``None`` where it names no rank."""
-    name = _SUFFIX.sub("", path.name)
-    found = _RANK.search(name)
-    if found is None:
-        return None
-    digits = found.span(1) if found[1] is not None else found.span(2)
-    return name[: digits[0]] + "*" + name[digits[1] :], int(name[slice(*digits)])
+    name = path.name
+    found = _RANK.search(name) or _LAST.search(_SUFFIX.sub("", name))
+    return (name[: found.start(1)] + "*" + name[found.end(1) :], int(found[1])) if found is not None else None
 
 
 class FlightRecorder(Format):
@@ -85,11 +86,12 @@ def _with_problems(ingested: Ingested, problems: Sequence[str]) -> Ingested:
 def _read_job(prefix: str, files: dict[int, Path]) -> Ingested | list[str]:
     ranks: list[RankDump] = []
     problems: list[str] = []
+    least = LEAST_KEPT if len(files) <= MOST_WITH_PATTERNS else 0
     # Between two files the collector would walk all that the first has left.
     with collector_at_rest():
         for rank, file in sorted(files.items()):
             try:
-                ranks.append(read_rank(read_dump(file), rank))
+                ranks.append(read_rank(read_dump(file), rank, least))
             except IngestError as error:
                 problems.append(str(error))
     if not ranks:
@@ -97,7 +99,7 @@ def _read_job(prefix: str, files: dict[int, Path]) -> Ingested | list[str]:
     job = FlightJob(ranks)
     views = []
     if job.begun_known:
-        views.append(_view(job, State.STARTED, BEGUN))
+        views.append(replace(_view(job, State.STARTED, BEGUN), over=_by_host))
     if job.ended_known:
         views.append(_view(job, State.COMPLETED, ENDED))
     return Ingested(
@@ -107,7 +109,14 @@ def _read_job(prefix: str, files: dict[int, Path]) -> Ingested | list[str]:
 
 
 def _view(job: FlightJob, least: State, words: Wording) -> View:
-    return View(_Batches(job, least), partial(amend, job, words))
+    return View(_Batches(job, least), partial(amend, job, words), in_order=False)
+
+
+def _by_host(verdict: Verdict) -> bool:
+    """Who has not called something may wait on the GPU for a call that was made: what has begun tells more. That calls differ, or
+    that one was left out, only calls tell.
+    """
+    return verdict.verdict_class is VerdictClass.NOT_ENTERED and not {"calls-differ", "left-out"} & {*verdict.rules}
 
 
 class _Batches(Sequence[NodeBatch]):

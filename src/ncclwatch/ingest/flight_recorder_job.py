@@ -47,8 +47,11 @@ class Group:
     stated: bool
     number: int
     hash: int = field(init=False)
+    places: dict[int, int] = field(init=False)
+    """Rank of the job → rank in the group."""
 
     def __post_init__(self) -> None:
+        self.places = {rank: place for place, rank in enumerate(self.ranks)}
         text = f"{self.name.name} {self.name.about} {self.ranks}".encode()
         self.hash = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
@@ -84,7 +87,9 @@ class FlightJob:
 
     def __init__(self, ranks: Sequence[RankDump]) -> None:
         self.ranks = sorted(ranks, key=lambda one: one.rank)
-        stated = {number for one in self.ranks for members in one.members.values() for number in members}
+        # Ranks of a group have the same list of its members.
+        lists = {id(members): members for one in self.ranks for members in one.members.values()}
+        stated = {number for members in lists.values() for number in members}
         found = {one.rank for one in self.ranks}
         # Ranks are numbered without gaps: a number that is left out between others wrote no dump.
         dense = range(max(found) + 1) if 2 * len(found) > max(found) else ()
@@ -224,9 +229,9 @@ class FlightJob:
     def _communicator(
         self, one: RankDump, part: Part, least: State, peers: Mapping[int, tuple[PeerInfo, ...]]
     ) -> Communicator:  # fmt: skip
-        group, rank = part.group, part.group.ranks.index(one.rank)
+        group, rank = part.group, part.group.places[one.rank]
         others = [(rank - 1) % len(group.ranks), (rank + 1) % len(group.ranks)]
-        others += [group.ranks.index(number) for number in self.missing if number in group.ranks]
+        others += [group.places[number] for number in self.missing if number in group.places]
         open_here = self.is_open(one, part.rows) or self.is_open(one, part.messages)
         ways = tuple((0, peer, Direction.SEND, Transport.UNKNOWN) for peer in sorted({*others} - {rank}) if open_here)
         return Communicator(
@@ -271,7 +276,7 @@ class FlightJob:
         group = part.group
         events["pid"] = events["tid"] = FIRST_PID + one.rank
         events["flags"], events["comm"], events["comm_hash"] = Flag.COMM_READ, group.address, group.hash
-        events["rank"], events["nranks"] = group.ranks.index(one.rank), len(group.ranks)
+        events["rank"], events["nranks"] = group.places[one.rank], len(group.ranks)
         return events
 
 
@@ -313,5 +318,5 @@ def _device(part: Part, rank: int) -> DeviceCommunicator:
         for row in rows
     )  # fmt: skip
     counted = part.counted
-    address, place = part.group.address, part.group.ranks.index(rank)
+    address, place = part.group.address, part.group.places[rank]
     return DeviceCommunicator(part.group.hash, address, place, len(part.group.ranks), False, counted, counted, 0, recent=recent)

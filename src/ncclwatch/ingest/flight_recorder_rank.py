@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,11 +93,14 @@ class RankDump:
     version: str = ""
 
 
-def read_rank(dump: Dump, rank: int) -> RankDump:
-    """The newest entries of a dump in columns. Raises :class:`IngestError` for what is no dump's."""
-    reader, at = _Reader({name: len(ranks) for name, ranks in _members(dump).items()}), 0
+def read_rank(dump: Dump, rank: int, least: int = LEAST_KEPT) -> RankDump:
+    """The newest entries of a dump in columns, ``least`` at least where there are as many. Raises :class:`IngestError` for what
+    is no dump's.
+    """
+    members, at = _members(dump), 0
+    reader = _Reader({name: len(ranks) for name, ranks in members.items()})
     try:
-        kept, cut = _newest(dump.entries)
+        kept, cut = _newest(dump.entries, least)
         rows = np.zeros(len(kept), ENTRY_DTYPE)
         found = []
         for at in range(len(kept)):
@@ -104,12 +108,12 @@ def read_rank(dump: Dump, rank: int) -> RankDump:
         rows[:] = found
         newest, expires, begun_known = _times(kept)
     except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError) as error:
-        where = f"entry {at} of the {len(dump.entries)} or its kin"
+        where = f"entry {at} of the newest of each group"
         raise IngestError(f"{clean(str(dump.path), 160)}: {where} is no entry of a dump: {clean(str(error), 80)}") from error
     _close_coalesced(rows)
     whole = not dump.entries or dump.entries[0].get("record_id") == 0
     found_rank = RankDump(
-        rank, dump.path, rows, _known(dump, rank, reader), _members(dump), whole, newest, expires, begun_known, dump.written_ns,
+        rank, dump.path, rows, _known(dump, rank, reader, members), members, whole, newest, expires, begun_known, dump.written_ns,
         cut=frozenset(cut), backends=list(reader.backends), version=dump.version,
     )  # fmt: skip
     if reader.backends.keys() <= {"nccl", "xccl"}:
@@ -117,15 +121,15 @@ def read_rank(dump: Dump, rank: int) -> RankDump:
     return found_rank
 
 
-def _newest(entries: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], set[GroupName]]:
+def _newest(entries: Sequence[Mapping[str, Any]], least: int) -> tuple[list[Mapping[str, Any]], set[GroupName]]:
     """The newest entries of each group, in their order, and the groups of which there are more."""
-    if len(entries) <= LEAST_KEPT:
+    if len(entries) <= max(least, KEPT_OF_A_GROUP):
         return list(entries), set()
     groups: list[Any] = [entry.get("process_group") for entry in entries]
     if type(groups[0]) is not tuple:
         groups = [_group_of(entry) for entry in entries]
     numbers = Counter(groups)
-    each = max(LEAST_KEPT // len(numbers), KEPT_OF_A_GROUP)
+    each = max(least // len(numbers), KEPT_OF_A_GROUP)
     missing = {group: min(number, each) for group, number in numbers.items()}
     left, kept = sum(missing.values()), []
     for at in range(len(entries) - 1, -1, -1):
@@ -140,10 +144,10 @@ def _newest(entries: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any
     return kept, {_group_of(entries[groups.index(group)]) for group in cut}
 
 
-def _known(dump: Dump, rank: int, reader: _Reader) -> list[GroupName]:
+def _known(dump: Dump, rank: int, reader: _Reader, members: Mapping[str, tuple[int, ...]]) -> list[GroupName]:
     """The groups that entries name, and those that a rank has joined and called nothing on."""
     named = {group.name for group in reader.groups}
-    joined = (name for name, ranks in _members(dump).items() if name and rank in ranks and name not in named)
+    joined = (name for name, ranks in members.items() if name and rank in ranks and name not in named)
     return [*reader.groups, *(GroupName(name, _about(dump, name)) for name in joined)]
 
 
@@ -233,14 +237,23 @@ def _members(dump: Dump) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for name, row in list(dump.config.items())[:MOST_GROUPS]:
         written = row.get("ranks")
-        if isinstance(written, list):
-            numbers: Sequence[Any] = written
-        else:
-            text = written if isinstance(written, str) and len(written) < 16 * MOST_RANKS else ""
-            numbers = [int(part) for part in text.strip("[] ").split(",") if part.strip().isdecimal() and len(part) < 12]
-        if numbers and len(set(numbers)) == len(numbers) and all(type(n) is int and 0 <= n < MOST_RANKS for n in numbers):
-            found[name] = tuple(numbers)
+        numbers = _numbers(written) if isinstance(written, str) and len(written) < 16 * MOST_RANKS else _checked(written)
+        if numbers:
+            found[name] = numbers
     return found
+
+
+@lru_cache(maxsize=MOST_GROUPS)
+def _numbers(text: str) -> tuple[int, ...]:
+    """``[0, 1, 2]``: the same text in the dumps of all ranks of a group, which then share one tuple."""
+    return _checked([int(part) for part in text.strip("[] ").split(",") if part.strip().isdecimal() and len(part) < 12])
+
+
+def _checked(numbers: Any) -> tuple[int, ...]:
+    """Different numbers of ranks; nothing where they are none."""
+    if not isinstance(numbers, list) or not all(type(n) is int and 0 <= n < MOST_RANKS for n in numbers):
+        return ()
+    return tuple(numbers) if len(set(numbers)) == len(numbers) else ()
 
 
 def _about(dump: Dump, name: str) -> str:

@@ -56,6 +56,8 @@ ENDED = Wording("ended", "is in an operation that the others have ended", Verdic
 
 def amend(job: FlightJob, wording: Wording, verdict: Verdict) -> Verdict:
     """The verdict in these words, with lines of the program."""
+    if wording is BEGUN and not all(_has_called(job, culprit) for culprit in verdict.culprits):
+        wording = CALLED
     say = _translation(job, wording)
     named = verdict.verdict_class
     if wording.stands is not None and named is VerdictClass.NOT_ENTERED:
@@ -64,7 +66,8 @@ def amend(job: FlightJob, wording: Wording, verdict: Verdict) -> Verdict:
         verdict,
         verdict_class=named,
         summary=say(verdict.summary),
-        culprits=tuple(_culprit(culprit, say, job.base) for culprit in verdict.culprits),
+        culprits=tuple(_culprit(job, culprit, say) for culprit in verdict.culprits),
+        communicator=_communicator(job, verdict.communicator),
         operation=_operation(verdict.operation, job.base),
         evidence=tuple(map(say, verdict.evidence)),
         unobserved=tuple(say(line) for line in verdict.unobserved if line not in _OF_TRANSPORTS),
@@ -96,9 +99,24 @@ def _translation(job: FlightJob, wording: Wording) -> Callable[[str], str]:
     return say
 
 
-def _culprit(culprit: Culprit, say: Callable[[str], str], base: int) -> Culprit:
-    operation = _operation(culprit.operation, base)
-    return replace(culprit, host="", pid=None, reason=say(culprit.reason), operation=operation)
+def _culprit(job: FlightJob, culprit: Culprit, say: Callable[[str], str]) -> Culprit:
+    operation, communicator = _operation(culprit.operation, job.base), _communicator(job, culprit.communicator)
+    return replace(culprit, host="", pid=None, reason=say(culprit.reason), operation=operation, communicator=communicator)
+
+
+def _has_called(job: FlightJob, culprit: Culprit) -> bool:
+    """Whether a rank has called the operation it is named in (the engine's number, from 0)."""
+    number = culprit.operation.sequence if culprit.operation is not None else None
+    reference = culprit.communicator.hash if culprit.communicator is not None else ""
+    parts = job.parts.get(culprit.rank if culprit.rank is not None else -1, [])
+    counted = next((part.counted for part in parts if f"{part.group.hash:016x}" == reference), 0)
+    return number is not None and counted > number
+
+
+def _communicator(job: FlightJob, communicator: CommunicatorRef | None) -> CommunicatorRef | None:
+    """With the name of the process group that it stands for."""
+    group = next((g for g in job.groups.values() if communicator and f"{g.hash:016x}" == communicator.hash), None)
+    return replace(communicator, role=group.label) if communicator is not None and group is not None else communicator
 
 
 def _operation(operation: OperationRef | None, base: int) -> OperationRef | None:
@@ -120,7 +138,7 @@ def _inside(job: FlightJob, verdict: Verdict) -> Verdict:
             continue
         operation = OperationRef(function(number[1]).name, number[0])
         what = f"{operation.name} #{operation.sequence} of {group.label}"
-        reference = CommunicatorRef(f"{group.hash:016x}", len(group.ranks), group.name.about)
+        reference = CommunicatorRef(f"{group.hash:016x}", len(group.ranks), group.label)
         reason = f"is in {what}, which all its ranks have called and none has ended"
         culprits = tuple(
             replace(culprit, operation=operation, communicator=reference, reason=reason) for culprit in verdict.culprits

@@ -16,7 +16,7 @@ from unit.ingest.dumps import Dumps
 
 def targets() -> list[Target]:
     """One a format."""
-    return [Target("flight-recorder", "a dump of PyTorch's Flight Recorder", _dumps, _judge_dump)]
+    return [Target("flight-recorder", "a dump of PyTorch's Flight Recorder", _dumps, _judge_dump, quick=40)]
 
 
 def _dumps() -> list[bytes]:

@@ -153,6 +153,20 @@ def test_the_graph_over_all_groups_decides_not_the_largest_gap(tmp_path: Path) -
     assert any("process group 3 (pp)" in line for line in verdict.evidence)
 
 
+def test_what_gpus_have_begun_decides_where_hosts_have_run_ahead(tmp_path: Path) -> None:
+    """Rank 0 has called its send, and its GPU is still before it: rank 1 waits in the receive, the others for both."""
+    job = trained(4, groups={"1": [0, 1]})
+    for _ in range(4):
+        job.call(0, "send 0->1", group="1")
+        job.call(1, "recv 1<-0", group="1")
+    job.call(0, "send 0->1", group="1", state="scheduled")
+    job.call(1, "recv 1<-0", group="1", state="started")
+    for rank in (2, 3):
+        job.call(rank, state="started")
+    verdict = judged(job.write(tmp_path))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.NOT_ENTERED, [0])
+
+
 def test_those_who_are_together_in_an_operation_that_does_not_end_are_told_by_it(tmp_path: Path) -> None:
     job = trained(4, groups={"1": [0, 2]}, about={"1": "dp"})
     job.all_call(group="1", times=4)
