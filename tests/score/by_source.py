@@ -1,12 +1,13 @@
 """Scenarios judged from other tools' records alone, SIMULATED: ``python -m score.by_source [--set ci|full] [--markdown FILE]``.
 
-Each job is simulated, written as the tool would have written it, and judged from these files. A Flight Recorder dump tells
-hangs only, and must not accuse anybody of a slow job; rank logs are to name who is slow.
+Each job is simulated, written as the tool would have written it, and judged from these files. Flight Recorder dumps, RAS and
+debug logs tell hangs only, and must not accuse anybody of a slow job; rank logs are to name who is slow.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 import tempfile
@@ -20,10 +21,13 @@ from ncclwatch.errors import NcclwatchError
 from ncclwatch.ingest.folders import find
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.simulate.flight_recorder import DumpWriter
+from ncclwatch.simulate.nccl_logs import nccl_logs
 from ncclwatch.simulate.rank_logs import write_rank_logs
+from ncclwatch.simulate.ras_answers import ras_answer
 from ncclwatch.simulate.run import simulate
 from ncclwatch.simulate.scenario import Scenario, ScoreClass, load_all
 from ncclwatch.simulate.timeline import Timeline
+from score.cases import effect
 
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
 SLOW = frozenset({ScoreClass.S1, ScoreClass.S2, ScoreClass.S3})
@@ -39,6 +43,21 @@ def write_untimed(timeline: Timeline, folder: Path) -> None:
     DumpWriter(timeline, timing=False).write(folder)
 
 
+def write_ras(timeline: Timeline, folder: Path) -> None:
+    """Two answers of RAS in JSON, ``ASKED_S`` after a hang shows, else from the middle of the job on."""
+    began = effect(timeline) if timeline.hung else (effect(timeline) + timeline.end) / 2 - ASKED_S[0]
+    last = math.inf if timeline.hung else timeline.end
+    for number, after in enumerate(ASKED_S):
+        (folder / f"ras-{number}.json").write_text(ras_answer(timeline, min(began + after, last)), "utf-8")
+
+
+def write_nccl_logs(timeline: Timeline, folder: Path) -> None:
+    """Debug logs of the later of these moments; of a job that does not hang at its end: ranks that run differ by a call."""
+    at_s = effect(timeline) + ASKED_S[-1] if timeline.hung else timeline.end
+    for rank, log in nccl_logs(timeline, at_s).items():
+        (folder / f"nccl-{rank}.log").write_text(log, "utf-8")
+
+
 def write_logs(timeline: Timeline, folder: Path) -> None:
     """Rank logs without hashes of groups, with ``config.yaml``, saved to the last line."""
     write_rank_logs(timeline, folder, sensitive_s=0.0)
@@ -49,11 +68,14 @@ def write_hashed_logs(timeline: Timeline, folder: Path) -> None:
     write_rank_logs(timeline, folder, sensitive_s=0.0, group_hash=True, config=False)
 
 
+ASKED_S = (10.0, 26.0)
 SOURCES: dict[str, Callable[[Timeline, Path], None]] = {
     "Flight Recorder, with timing": write_flight_recorder,
     "Flight Recorder": write_untimed,
     "rank logs": write_logs,
     "rank logs with groupHash": write_hashed_logs,
+    "RAS, two answers": write_ras,
+    "NCCL debug logs": write_nccl_logs,
 }
 TELL_SLOWNESS = frozenset({"rank logs", "rank logs with groupHash"})
 
