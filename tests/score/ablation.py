@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +39,8 @@ from score.archive import JOBS, Kept, batches_of, name_of, recordings_in, timeli
 from score.observations import read
 from score.simulated import score_one
 from score.slowness import Moment, moments_of, outcome, validate
+from score.without import RULE
+from unit.engine.test_rules import HELD_BY
 
 KEPT = Path(__file__).resolve().parent.parent / "fixtures" / "slowness.xz"
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
@@ -156,8 +160,8 @@ def of_recording(path: Path, costs: Mapping[str, Cost], most: int) -> None:
             costs[rule].wrong[name] = ", ".join(new)
 
 
-def of_scenario(scenario: Scenario, costs: Mapping[str, Cost], most: int) -> None:
-    """The same of one simulated job (SIMULATED)."""
+def of_scenario(scenario: Scenario, costs: Mapping[str, Cost], most: int) -> bool:
+    """The same of one simulated job (SIMULATED); whether it is judged rightly with every rule."""
     screen = Screen()
     with screen.listening():
         right = score_one(scenario, with_baselines=False)[0].right
@@ -169,6 +173,7 @@ def of_scenario(scenario: Scenario, costs: Mapping[str, Cost], most: int) -> Non
                 kept = False
         if right and not kept:
             costs[rule].wrong[scenario.name] = "not right"
+    return right
 
 
 def _replayed(name: str, screen: Screen, costs: Mapping[str, Cost], most: int) -> list[str]:
@@ -181,6 +186,37 @@ def _replayed(name: str, screen: Screen, costs: Mapping[str, Cost], most: int) -
     for rule in chosen:
         costs[rule].replayed.add(name)
     return chosen
+
+
+# --- the case that each rule is kept for ---------------------------------------------------------------------------------------
+
+
+def fails_without(rule: str, case: str) -> bool:
+    """Whether a case (recording, scenario or test, as ``unit.engine.test_rules`` names it) is judged wrongly without a rule."""
+    name = Path(case).name
+    if "fixtures" in case:
+        costs: dict[str, Cost] = defaultdict(Cost)
+        of_recording(next(path for path in recordings_in(JOBS) if name_of(path) == name), costs, most=1)
+        return bool(costs[rule].wrong)
+    if "scenarios" in case:
+        with table(without(rule)):
+            try:
+                return not score_one(next(one for one in load_all(SCENARIOS, "") if one.name == name), with_baselines=False)[
+                    0
+                ].right
+            except AssertionError:
+                return True
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "score.without", case]
+    return subprocess.run(command, env=os.environ | {RULE: rule}, capture_output=True, check=False).returncode == 1
+
+
+def held_rows() -> Iterator[str]:
+    """The table of rules with the case each is kept for, and whether that fails without it."""
+    yield "| rule | kept for | wrong without it |"
+    yield "|" + " --- |" * 3
+    for rule in RULES:
+        case = HELD_BY[rule.id][0]
+        yield f"| `{rule.id}` | `{case.removeprefix('tests/')}` | {'yes' if fails_without(rule.id, case) else '**no**'} |"
 
 
 # --- terms -------------------------------------------------------------------------------------------------------------------
@@ -238,11 +274,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--replays", type=int, default=6, help="so many are judged as a whole without each rule")
     parser.add_argument("--set", choices=("ci", "full", "none"), default="ci", help="scenarios that are simulated as well")
     parser.add_argument("--json", type=Path, help="write what is wrong without each rule here, by name")
+    parser.add_argument("--held", action="store_true", help="only whether the case that each rule is kept for fails without it")
     parser.add_argument("--terms", action="store_true", help="instead of the rules the terms of the slowness estimate")
     parser.add_argument(
         "--observations", type=Path, nargs="*", default=[KEPT], help="with --terms: files that score.slowness kept"
     )
     options = parser.parse_args(arguments)
+    if options.held:
+        for row in held_rows():
+            print(row, flush=True)
+        return 0
     if options.terms:
         tell_terms(options.observations)
         return 0
@@ -255,8 +296,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scenarios = load_all(SCENARIOS, "ci" if options.set == "ci" else "") if options.set != "none" else []
     for scenario in scenarios:
         if options.only in scenario.name and not ({"quick", "scale"} & set(scenario.tags) and not options.only):
-            of_scenario(scenario, simulated, options.replays)
-            print(scenario.name, file=sys.stderr, flush=True)
+            right = of_scenario(scenario, simulated, options.replays)
+            print(f"{scenario.name} (SIMULATED): {'right' if right else 'not right'}", file=sys.stderr, flush=True)
     print("\n".join(rows(real, simulated)))
     if options.json:
         data = {

@@ -19,8 +19,8 @@ PLACES = {rule.id: place for place, rule in enumerate(RULES)}
 
 HELD_BY = {
     "all-ended": (
-        "tests/scenarios/h1-crash-and-watchdog",
         "tests/unit/engine/test_diagnose.py::test_ranks_that_end_when_the_work_is_done_are_not_accused",
+        "tests/scenarios/h1-crash-and-watchdog",
     ),
     "one-sample": (
         "tests/unit/engine/test_diagnose.py::test_a_single_look_accuses_nobody",
@@ -31,7 +31,7 @@ HELD_BY = {
         "tests/unit/engine/test_diagnose.py::test_progress_long_ago_does_not_hide_a_standstill",
     ),
     "halted": (
-        "tests/scenarios/h1-kill",
+        "tests/unit/engine/test_diagnose.py::test_a_stopped_rank_is_named_and_the_others_are_its_victims",
         "tests/unit/engine/test_diagnose.py::test_ranks_that_end_when_the_work_is_done_are_not_accused",
     ),
     "creation": (
@@ -51,7 +51,7 @@ HELD_BY = {
         "tests/unit/engine/test_calls.py::test_a_rank_that_may_wait_in_a_receive_is_not_accused_of_being_behind",
     ),
     "pause": (
-        "tests/scenarios/lookalike-checkpoint",
+        "tests/unit/engine/test_diagnose.py::test_patience_before_a_rank_is_accused_on_waits_alone",
         "tests/unit/engine/test_live.py::test_first_operations_get_a_longer_floor_but_no_immunity",
     ),
     "not-begun": (
@@ -67,7 +67,7 @@ HELD_BY = {
         "tests/unit/engine/slow/test_shared_memory.py",
     ),
     "called-less": (
-        "tests/scenarios/h1-never-enters-nvlink",
+        "tests/unit/engine/test_unobservable_waits.py::test_a_rank_that_has_called_what_its_peer_has_not_waits_for_the_peer",
         "tests/unit/engine/test_unobservable_waits.py::test_a_rank_that_is_behind_its_peer_is_named_although_the_peer_waits_too",
     ),
     "hidden-peer": (
@@ -129,10 +129,6 @@ HELD_BY = {
     "ended-behind": (
         "tests/unit/engine/test_dropped_operations.py::test_one_that_is_missing_on_a_host_that_was_seen_whole_has_ended",
         "tests/unit/engine/test_dropped_operations.py::test_beside_one_that_was_not_observed_nobody_is_accused",
-    ),
-    "left-out": (
-        "tests/scenarios/h1-skip-tensor",
-        "tests/unit/engine/test_call_order.py::test_a_habit_with_two_kinds_of_iterations_is_no_deviation",
     ),
     "network-down": (
         "tests/unit/engine/test_explain_network.py::test_a_port_that_went_down_when_the_job_came_to_stand_is_the_cause",

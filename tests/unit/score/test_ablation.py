@@ -17,6 +17,7 @@ from score.ablation import Cost
 from score.archive import JOBS, name_of, recordings_in
 from score.observations import read
 from score.slowness import Moment, moments_of
+from unit.engine.test_rules import HELD_BY
 
 (LINK_DOWN,) = (path for path in recordings_in(JOBS) if name_of(path) == "drawn-801-27-link-down-2.27.5-socket-post-hang-0")
 
@@ -54,3 +55,17 @@ def test_a_term_that_is_left_out_says_nothing_and_the_others_what_they_said(term
     ]
     assert all(same) and (term != "idle" or not changed.idle)
     assert term == "idle" or not changed.terms.values[:, TERMS.index(term)].any()
+
+
+def test_a_case_fails_without_the_rule_that_it_is_for_and_not_without_another() -> None:
+    recording = f"tests/fixtures/jobs/{name_of(LINK_DOWN)}"
+    assert ablation.fails_without("network-down", recording) and not ablation.fails_without("tcp-slow", recording)
+    case = "tests/unit/engine/test_diagnose.py::test_a_single_look_accuses_nobody"
+    assert ablation.fails_without("one-sample", case) and not ablation.fails_without("network-down", case)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rule", [rule.id for rule in RULES])
+def test_every_rule_is_needed_by_the_case_it_is_kept_for(rule: str) -> None:
+    """The test above shows that this would be seen."""
+    assert ablation.fails_without(rule, HELD_BY[rule][0])

@@ -311,7 +311,7 @@ class SequenceCounts(Source):
             if not ahead:
                 continue
             called = {
-                rank: ", ".join(f"{name} {count} times" for name, count in sorted(own.items()) if count) or "nothing"
+                rank: ", ".join(f"{n} {f'{k} times' if k != 1 else 'once'}" for n, k in sorted(own.items()) if k) or "nothing"
                 for rank, own in counts.items()
             }
             agree, lines = _vote(case.job, group, {rank: f"has called {text}" for rank, text in called.items()})
