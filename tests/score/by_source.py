@@ -1,7 +1,7 @@
 """Scenarios judged from other tools' records alone, SIMULATED: ``python -m score.by_source [--set ci|full] [--markdown FILE]``.
 
-Each job is simulated, written as the tool would have written it, and judged from these files. Slow jobs are not in the table: a
-Flight Recorder dump tells hangs only, and must not accuse anybody of them.
+Each job is simulated, written as the tool would have written it, and judged from these files. A Flight Recorder dump tells
+hangs only, and must not accuse anybody of a slow job; rank logs are to name who is slow.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ncclwatch.errors import NcclwatchError
 from ncclwatch.ingest.folders import find
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.simulate.flight_recorder import DumpWriter
+from ncclwatch.simulate.rank_logs import write_rank_logs
 from ncclwatch.simulate.run import simulate
 from ncclwatch.simulate.scenario import Scenario, ScoreClass, load_all
 from ncclwatch.simulate.timeline import Timeline
@@ -38,10 +39,23 @@ def write_untimed(timeline: Timeline, folder: Path) -> None:
     DumpWriter(timeline, timing=False).write(folder)
 
 
+def write_logs(timeline: Timeline, folder: Path) -> None:
+    """Rank logs without hashes of groups, with ``config.yaml``, saved to the last line."""
+    write_rank_logs(timeline, folder, sensitive_s=0.0)
+
+
+def write_hashed_logs(timeline: Timeline, folder: Path) -> None:
+    """Rank logs of newer versions, with hashes of groups."""
+    write_rank_logs(timeline, folder, sensitive_s=0.0, group_hash=True, config=False)
+
+
 SOURCES: dict[str, Callable[[Timeline, Path], None]] = {
     "Flight Recorder, with timing": write_flight_recorder,
     "Flight Recorder": write_untimed,
+    "rank logs": write_logs,
+    "rank logs with groupHash": write_hashed_logs,
 }
+TELL_SLOWNESS = frozenset({"rank logs", "rank logs with groupHash"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +80,7 @@ def judge_by(scenario: Scenario, source: str, timeline: Timeline) -> Outcome:
     verdict = jobs[0].verdicts[0] if jobs else None
     named = {culprit.rank for culprit in verdict.culprits} if verdict is not None else set()
     expect = scenario.expect
-    if expect.score_class.quiet or expect.score_class in SLOW:
+    if expect.score_class.quiet or (expect.score_class in SLOW and source not in TELL_SLOWNESS):
         quiet = verdict is None or not verdict.verdict_class.accuses
         return Outcome(scenario, source, verdict, quiet, quiet)
     wanted = set(expect.ranks)
@@ -87,7 +101,7 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
     for (fault, source), found in sorted(rows.items()):
         accused = [one for one in found if one.verdict is not None and one.verdict.verdict_class.accuses]
         unknown = [one for one in found if one.place and one.verdict and one.verdict.verdict_class is VerdictClass.UNKNOWN]
-        quiet = ScoreClass(fault).quiet or ScoreClass(fault) in SLOW
+        quiet = ScoreClass(fault).quiet or (ScoreClass(fault) in SLOW and source not in TELL_SLOWNESS)
         wrong = [one for one in accused if not one.place]
         lines.append(
             f"| {fault} | {source} | {len(found)} | {sum(one.place for one in found)} | {sum(one.right for one in found)} | "
@@ -102,6 +116,7 @@ def main() -> int:
     parser.add_argument("--set", choices=("ci", "full"), default="ci")
     parser.add_argument("--only", default="", help="only scenarios in whose name this regular expression is found")
     parser.add_argument("--largest", type=int, default=64, metavar="RANKS")
+    parser.add_argument("--source", choices=sorted(SOURCES), action="append", help="only this one; may be repeated")
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--verbose", action="store_true", help="print what was said of each that was not right")
     options = parser.parse_args()
@@ -109,7 +124,7 @@ def main() -> int:
     outcomes = []
     for scenario in (s for s in chosen if s.layout.world <= options.largest):
         timeline = simulate(scenario)
-        for source in SOURCES:
+        for source in options.source or SOURCES:
             outcomes.append(outcome := judge_by(scenario, source, timeline))
             if options.verbose and not outcome.right:
                 print(f"{scenario.name} ({source}): {outcome.verdict.summary if outcome.verdict else 'nothing'}", file=sys.stderr)

@@ -1,0 +1,183 @@
+"""Ranks of which another tool recorded calls or kernels over time, as batches: one node a rank, for their clocks are not known
+alike.
+
+What is not recorded stays out: such a rank has no pid, no host name, no run state and no proxies. A look holds its
+communicators and whatever its tool recorded by then; two looks without a record between them are a standstill.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.collect.batch import NodeBatch, PlaneState
+from ncclwatch.model.device import DeviceSample
+from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
+from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.state import Communicator, ProcessInfo, ProcessSample, Transport, VersionSource
+from ncclwatch.model.verdict import Verdict, VerdictClass
+
+NO_PID = 0
+"""Stands where a record must have a pid and nobody recorded one; :func:`without_pids` takes it out of a verdict."""
+UNKNOWN_STATE = "?"
+"""Run state of a process of which nothing is known but what it called."""
+LOOK_S = 1.0
+"""Seconds between two looks of a short recording; of a long one there are so many that looks times ranks stay
+``MOST_SAMPLES``.
+"""
+MOST_SAMPLES, FEWEST_LOOKS, MOST_LOOKS = 1000, 12, 120
+LONGEST_QUIET_S = 700.0
+"""Bound: seconds that are looked at behind the last record; the engine's patience ends before that."""
+SECOND = 1_000_000_000
+
+
+@dataclass(slots=True)
+class TracedRank:
+    """One rank. ``events`` (``EVENT_DTYPE``) in the order of their times, ``breaks``: (records before it, lost at least) where
+    some are missing. ``until_ns``: up to when it was recorded, where that is before the end of the job's; ``ended`` says why,
+    in words. ``device`` gives what is known of its GPU by a moment. Times are ns of CLOCK_REALTIME where it ran.
+    """
+
+    rank: int
+    source: str
+    world: int | None
+    communicators: tuple[Communicator, ...]
+    events: NDArray[Any]
+    breaks: Sequence[tuple[int, int]] = ()
+    until_ns: int | None = None
+    ended: str = ""
+    device: Callable[[int], DeviceSample] | None = None
+    info: ProcessInfo = field(init=False)
+
+    def __post_init__(self) -> None:
+        key = ProcessKey(self.source, NO_PID, 0, "")
+        self.info = ProcessInfo(
+            key=key, host=self.source, name="", command=(), library="", version=None, version_source=VersionSource.UNKNOWN,
+            rank=self.rank, world_size=self.world, rank_source="trace",
+        )  # fmt: skip
+
+
+def communicator(address: int, number: int, rank: int, nranks: int, name: str = "") -> Communicator:
+    """A communicator as calls or kernels show it: what joins its ranks is not known."""
+    others = (peer for peer in range(min(nranks, 1024)) if peer != rank)
+    transports = tuple((0, peer, "send", Transport.UNKNOWN) for peer in others)
+    return Communicator(address, number, rank, nranks, name=name, finder="trace", transports=transports)
+
+
+def call_records(size: int) -> NDArray[Any]:
+    """So many records of calls of a rank, with nothing filled in but what all have alike."""
+    records = np.zeros(size, EVENT_DTYPE)
+    records["pid"] = records["tid"] = NO_PID
+    records["kind"], records["flags"], records["peer"] = Kind.ENTER, Flag.COMM_READ, -1
+    return records
+
+
+def birth(time_ns: int, own: Communicator) -> NDArray[Any]:
+    """The record that says that a communicator's calls are known from its first operation on."""
+    record = call_records(1)
+    record["time_ns"], record["kind"], record["function"] = time_ns, Kind.LEAVE, Function.COMM_INIT_RANK
+    record["comm"], record["comm_hash"], record["rank"], record["nranks"] = own.address, own.hash, own.rank, own.nranks
+    return record
+
+
+def look_times(begin_ns: int, end_ns: int, quiet_until_ns: int, ranks: int = 1) -> list[int]:
+    """When a recording is looked at (ns): evenly while it goes on, then at growing distances until it is known to be quiet."""
+    looks_wanted = max(FEWEST_LOOKS, min(MOST_LOOKS, MOST_SAMPLES // max(1, ranks)))
+    step = max(int(LOOK_S * SECOND), (end_ns - begin_ns) // looks_wanted)
+    looks = [*range(begin_ns + step, end_ns, step), end_ns]
+    wait = SECOND
+    last = min(quiet_until_ns, end_ns + int(LONGEST_QUIET_S * SECOND))
+    while looks[-1] + wait < last:
+        looks.append(looks[-1] + wait)
+        wait = min(wait * 2, 60 * SECOND)
+    if last - looks[-1] >= SECOND // 2:
+        looks.append(last)
+    return looks
+
+
+def batches(ranks: Iterable[TracedRank], looks: Sequence[int], plane: str = "calls") -> Iterator[NodeBatch]:
+    """The batches of all ranks, by time. O(looks x ranks + records)."""
+    streams = [_of_rank(rank, looks, plane) for rank in ranks]
+    yield from heapq.merge(*streams, key=lambda batch: batch.time_ns)
+
+
+def _of_rank(traced: TracedRank, looks: Sequence[int], plane: str) -> Iterator[NodeBatch]:
+    until = traced.until_ns if traced.until_ns is not None else looks[-1]
+    seen = [look for look in looks if look < until] + [min(until, looks[-1])]
+    ends = np.searchsorted(traced.events["time_ns"], np.array(seen, np.uint64), "right").tolist()
+    sequence = lost = begin = 0
+    breaks = list(traced.breaks)
+    intervals = [(after - before) / SECOND for before, after in pairwise([*looks, looks[-1] + SECOND])]
+    shown = (PlaneState(plane, True),)
+    for number, (look, end) in enumerate(zip(seen, ends, strict=True)):
+        while breaks and begin <= breaks[0][0] <= end:
+            at, missing = breaks.pop(0)
+            lost += missing
+            yield NodeBatch(
+                host=traced.source, boot_id=traced.source, sequence=sequence, time_ns=look, wall_ns=look, lost=lost,
+                events=traced.events[begin:at],
+            )  # fmt: skip
+            sequence, begin = sequence + 1, at
+        device = traced.device(look) if traced.device is not None else None
+        sample = ProcessSample(traced.info, look, look, 0, UNKNOWN_STATE, traced.communicators, device=device)
+        yield NodeBatch(
+            host=traced.source, boot_id=traced.source, sequence=sequence, time_ns=look, wall_ns=look, looked=True, lost=lost,
+            interval_s=max(1.0, intervals[min(number, len(intervals) - 1)]), samples=(sample,), events=traced.events[begin:end],
+            planes=shown, finished=traced.ended if number == len(seen) - 1 else "",
+        )  # fmt: skip
+        sequence, begin = sequence + 1, end
+
+
+def without_pids(verdict: Verdict) -> Verdict:
+    """A verdict without the pid and the commands that need one: nobody recorded any."""
+    wanted = f", pid {NO_PID})"
+    culprits = tuple(replace(one, pid=None) if one.pid == NO_PID else one for one in verdict.culprits)
+    evidence, unobserved = (
+        tuple(line.replace(wanted, ")") for line in lines) for lines in (verdict.evidence, verdict.unobserved)
+    )  # fmt: skip
+    steps = tuple(step for step in verdict.next_steps if f"pid {NO_PID}" not in step and f"/proc/{NO_PID}" not in step)
+    return replace(
+        verdict, culprits=culprits, summary=verdict.summary.replace(wanted, ")"), next_steps=steps, evidence=evidence,
+        unobserved=unobserved,
+    )  # fmt: skip
+
+
+def without_certainty(verdict: Verdict) -> Verdict:
+    """A verdict by calls alone that names several ranks, as one that accuses nobody: hosts run ahead of their GPUs, so who has
+    called less may wait for an operation that it has called, as all ranks of a tensor group do when one of them, or a link, is
+    dead.
+    """
+    if verdict.verdict_class is not VerdictClass.NOT_ENTERED or len(verdict.culprits) < 2:
+        return verdict
+    ranks = ", ".join("?" if one.rank is None else str(one.rank) for one in verdict.culprits[:8])
+    more = " …" if len(verdict.culprits) > 8 else ""
+    what = (
+        f" {verdict.operation.name} #{verdict.operation.sequence}" if verdict.operation and verdict.operation.name else " a call"
+    )
+    doubt = "whether one of them holds the job up, or what they called last does not end on a GPU or in the network"
+    return replace(
+        verdict, verdict_class=VerdictClass.UNKNOWN, confidence=0.0, unobserved=(doubt, *verdict.unobserved),
+        summary=f"ranks {ranks}{more} have not made{what} that others wait in; by calls alone it is not told {doubt}",
+    )  # fmt: skip
+
+
+def once_a_moment(amend: Callable[[Verdict], Verdict]) -> Callable[[Verdict], Verdict]:
+    """What a whole trace tells, said once where its ranks look like several jobs (no communicator of all was recorded)."""
+    said: set[float | None] = set()
+
+    def first(verdict: Verdict) -> Verdict:
+        amended = amend(verdict)
+        if verdict.verdict_class.accuses or not amended.verdict_class.accuses:
+            return amended
+        if verdict.time in said:
+            return without_pids(verdict)
+        said.add(verdict.time)
+        return amended
+
+    return first

@@ -1,0 +1,85 @@
+"""Made-up rank logs of a small job, and the session that judges what a format reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from ncclwatch.engine.session import DiagnosisSession
+from ncclwatch.ingest.base import Ingested
+from ncclwatch.model.verdict import Verdict
+
+BEGIN_S = 1_755_590_100
+
+
+def line(time_s: float, rank: int, name: str, count: int, stream: int, number: int, *, save: int = 1, group: int = 0) -> str:
+    """One line of a rank log; ``time_s`` after the beginning."""
+    nanoseconds = round(time_s * 1e9)
+    seconds, rest = BEGIN_S + nanoseconds // 10**9, nanoseconds % 10**9
+    text = f"[save_count {save}] [{seconds}.{rest:09d}] [Rank {rank}] Fun {name} Data {count} stream {stream:#x} opCount {number}"
+    return f"{text} groupHash {group}\n" if group else f"{text}\n"
+
+
+def write(folder: Path, lines: Mapping[int, Sequence[str]]) -> list[Path]:
+    """Files of all ranks."""
+    paths = []
+    for rank, own in lines.items():
+        paths.append(folder / f"rank_{rank}.log")
+        paths[-1].write_text("".join(own), "ascii")
+    return paths
+
+
+def tensor_job(
+    ranks: int = 6, iterations: int = 12, *, stops: dict[int, int] | None = None, slow: tuple[int, int] | None = None,
+    group: bool = False, calls: int = 24,
+) -> dict[int, list[str]]:  # fmt: skip
+    """A job of tensor groups of two: ``calls`` AllReduces of each group an iteration, then one of all ranks.
+
+    ``stops``: by rank, after how many calls on its tensor group it calls nothing more; the others go on until they need it.
+    ``slow``: (rank, iteration from which on it calls 60 ms later than its fellow).
+    """
+    made: dict[int, list[str]] = {rank: [] for rank in range(ranks)}
+    stopped = dict(stops or {})
+    stuck: dict[int, int] = {}
+    for rank, after in stopped.items():
+        stuck[rank ^ 1] = after + 1  # its fellow calls one operation more, and waits
+    time, done = 1.0, False
+    for iteration in range(iterations):
+        late = slow is not None and iteration >= slow[1]
+        for call in range(calls):
+            number = iteration * calls + call
+            time += 0.02 + (0.06 if late else 0.0)
+            for rank in range(ranks):
+                if number >= min(stopped.get(rank, 1 << 30), stuck.get(rank, 1 << 30)):
+                    done = True
+                    continue
+                extra = 0.06 if late and slow is not None and rank == slow[0] else 0.0
+                tag = 500 + rank // 2 if group else 0
+                own_time = time + extra + 1e-5 * rank + 0.011 * (rank // 2)
+                made[rank].append(line(own_time, rank, "AllReduce", 4096, 0x5000 + rank * 0x100, number, group=tag))
+        time += 0.05
+        for rank in range(ranks):
+            if rank in stopped and (iteration + 1) * calls > stopped[rank]:
+                continue
+            if rank in stuck and (iteration + 1) * calls > stuck[rank]:
+                continue
+            tag = 900 if group else 0
+            made[rank].append(line(time + 1e-5 * rank, rank, "AllReduce", 1 << 20, 0x5010 + rank * 0x100, iteration, group=tag))
+        if done:
+            break
+    return made
+
+
+def judged(job: Ingested, *, ask: bool = True) -> Iterator[Verdict]:
+    """What stands after every look, and last what is said to who asks."""
+    session, now = DiagnosisSession(), 0
+    for now, batches in groupby(job.batches, key=lambda batch: batch.time_ns):
+        for batch in batches:
+            session.feed(batch, now, source=batch.host)
+        session.judge(now)
+        if session.verdict is not None:
+            yield job.amend(session.verdict)
+    if ask:
+        session.ask()
+        yield from map(job.amend, session.judge(now).answers[:1])
