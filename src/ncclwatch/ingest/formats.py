@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 from ncclwatch.ingest.base import Format
+from ncclwatch.ingest.dcgm import Dcgm
 from ncclwatch.ingest.flight_recorder import FlightRecorder
+from ncclwatch.ingest.kineto import Kineto
+from ncclwatch.ingest.nsys import Nsys
+from ncclwatch.ingest.rank_log import RankLogs
+from ncclwatch.ingest.straggler_analysis import StragglerAnalysis
 
-FORMATS: tuple[Format, ...] = (FlightRecorder(),)
+FORMATS: tuple[Format, ...] = (
+    FlightRecorder(),
+    RankLogs(),
+    Kineto(),
+    Nsys(),
+    StragglerAnalysis(),
+    Dcgm(),
+)

@@ -10,7 +10,7 @@ from fuzz.harness import Target
 @cache
 def every() -> dict[str, Target]:
     """All targets by name."""
-    from fuzz.targets import files, ingest, kernel, memory, messages
+    from fuzz.targets import files, ingest, kernel, memory, messages, traces
 
-    found = [*memory.targets(), *messages.targets(), *files.targets(), *kernel.targets(), *ingest.targets()]
+    found = [*memory.targets(), *messages.targets(), *files.targets(), *kernel.targets(), *ingest.targets(), *traces.targets()]
     return {target.name: target for target in found}

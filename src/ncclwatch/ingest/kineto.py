@@ -1,0 +1,228 @@
+"""Chrome traces of PyTorch's profiler (Kineto): NCCL kernels of one rank a file, also gzip'ed.
+
+Facts: pytorch/kineto ``libkineto/src/output_json.cpp`` (``distributedInfo``, ``baseTimeNanoseconds``, what is copied from a
+collective to its kernel), pytorch/pytorch ``torch/csrc/profiler/util.cpp`` (``saveNcclMeta``). ``Seq`` (pytorch#177148) and
+``Comms Id`` (kineto#1299) are in traces from 2026 on. ``ts`` and ``dur`` are microseconds, ``ts`` since ``baseTimeNanoseconds``
+where that is there. Kernels are ``ncclDevKernel_…`` from NCCL 2.19 on, before that ``ncclKernel_…``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ncclwatch.collect.functions import TYPES
+from ncclwatch.ingest.base import Format, Ingested, IngestError
+from ncclwatch.ingest.json_stream import head_of, members, opened
+from ncclwatch.ingest.kernels import Kernel, KernelRank, job_of
+from ncclwatch.model.events import Function
+from ncclwatch.text import clean
+
+MOST_KERNELS = 200_000
+"""Bound: NCCL kernels of a rank that are kept; of more the first."""
+MOST_CALLS = 400_000
+MOST_RANKS = 1024
+MOST_PROBLEMS = 50
+LARGEST_GROUP = 1 << 20
+_HEAD = (b'"traceEvents"', b'"schemaVersion"', b'"distributedInfo"', b'"deviceProperties"')
+FUNCTIONS = {
+    "allreduce": Function.ALL_REDUCE, "allreduce_coalesced": Function.ALL_REDUCE, "broadcast": Function.BROADCAST,
+    "_broadcast_oop": Function.BROADCAST, "reduce": Function.REDUCE, "_reduce_oop": Function.REDUCE,
+    "allgather": Function.ALL_GATHER, "_allgather_base": Function.ALL_GATHER, "all_gather": Function.ALL_GATHER,
+    "all_gather_into_tensor_coalesced": Function.ALL_GATHER, "allgather_into_tensor_coalesced": Function.ALL_GATHER,
+    "reduce_scatter": Function.REDUCE_SCATTER, "_reduce_scatter_base": Function.REDUCE_SCATTER,
+    "reduce_scatter_tensor_coalesced": Function.REDUCE_SCATTER, "alltoall": Function.ALL_TO_ALL,
+    "alltoall_base": Function.ALL_TO_ALL, "all_to_all": Function.ALL_TO_ALL, "all_to_allv": Function.ALL_TO_ALL,
+    "gather": Function.GATHER, "scatter": Function.SCATTER, "send": Function.SEND, "recv": Function.RECV,
+    "barrier": Function.ALL_REDUCE,
+}  # fmt: skip
+"""What PyTorch calls collectives (``Collective name``)."""
+_OF_KERNEL = re.compile(r"^nccl(?:Dev)?Kernel_(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AlltoAll)")
+_BY_KERNEL = {
+    "AllReduce": Function.ALL_REDUCE, "AllGather": Function.ALL_GATHER, "ReduceScatter": Function.REDUCE_SCATTER,
+    "Broadcast": Function.BROADCAST, "Reduce": Function.REDUCE, "AlltoAll": Function.ALL_TO_ALL,
+}  # fmt: skip
+_TYPES = {
+    "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Double": "float64", "Int": "int32", "Long": "int64",
+    "Char": "int8", "Byte": "uint8", "Bool": "uint8",
+}  # fmt: skip
+_NUMBERS = {name: number for number, (name, _) in enumerate(TYPES)}
+
+
+class _Call(NamedTuple):
+    """A call of a collective on the host: its time (us), and what it was."""
+
+    time: float
+    args: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Trace:
+    """What is kept of one file: kernels as (begin, duration, name, arguments), calls by their external id."""
+
+    path: Path
+    kernels: list[tuple[float, float, str, Mapping[str, Any]]] = field(default_factory=list)
+    calls: dict[int, _Call] = field(default_factory=dict)
+    launches: dict[int, float] = field(default_factory=dict)
+    info: Mapping[str, Any] = field(default_factory=dict)
+    base_ns: int = 0
+    more: int = 0
+
+
+class Kineto(Format):
+    """Traces of the ranks of a job, one file each; files of one folder are one job."""
+
+    name = "kineto"
+    what = "PyTorch profiler (Kineto) trace"
+
+    def recognises(self, head: bytes, path: Path) -> bool:
+        """A JSON object with the members of such a trace, or an array of trace events."""
+        text = head_of(head)
+        start = text.lstrip()[:1]
+        return (start == b"{" and any(word in text for word in _HEAD)) or (start == b"[" and b'"ph"' in text and b'"ts"' in text)
+
+    def read(self, files: Sequence[Path]) -> Sequence[Ingested]:
+        """A job a folder. Raises :class:`IngestError` where none of its files could be read."""
+        folders: dict[Path, list[Path]] = defaultdict(list)
+        for file in files:
+            folders[file.parent].append(file)
+        return [self._job(folder, sorted(found)) for folder, found in folders.items()]
+
+    @staticmethod
+    def _job(folder: Path, files: Sequence[Path]) -> Ingested:
+        problems: list[str] = []
+        ranks: dict[int, KernelRank] = {}
+        for file in files[:MOST_RANKS]:
+            try:
+                trace = _read(file)
+            except IngestError as error:
+                problems.append(str(error))
+                continue
+            except OSError as error:
+                problems.append(f"{clean(str(file), 200)}: {error.strerror or 'cannot be read'}")
+                continue
+            one = _rank_of(trace, len(ranks))
+            if one.rank in ranks:
+                problems.append(f"{clean(str(file), 200)}: rank {one.rank} is in {ranks[one.rank].source} already; left out")
+                continue
+            ranks[one.rank] = one
+            if trace.more:
+                problems.append(
+                    f"{clean(str(file), 200)}: {trace.more} NCCL kernels beyond the first {MOST_KERNELS} were left out"
+                )
+        if not ranks:
+            raise IngestError(problems[0] if problems else "no trace was read", "give the traces that torch.profiler exports")
+        notes = [] if any(one.kernels for one in ranks.values()) else ["the traces hold no NCCL kernel of a known communicator"]
+        return job_of([ranks[rank] for rank in sorted(ranks)], problems[:MOST_PROBLEMS], notes, clean(str(folder), 200))
+
+
+def _read(path: Path) -> _Trace:
+    """What a file holds of NCCL, event by event."""
+    trace = _Trace(path)
+    with opened(path) as file:
+        for name, value in members(path, file, "traceEvents"):
+            if name == "traceEvents":
+                if isinstance(value, dict) and value.get("ph") == "X":
+                    _take(trace, value)
+            elif name == "distributedInfo" and isinstance(value, dict):
+                trace.info = value
+            elif name == "baseTimeNanoseconds" and isinstance(value, int) and 0 <= value < 1 << 62:
+                trace.base_ns = value
+    return trace
+
+
+def _take(trace: _Trace, event: Mapping[str, Any]) -> None:
+    category, name, time, args = event.get("cat"), event.get("name"), event.get("ts"), event.get("args")
+    if not isinstance(time, int | float) or not isinstance(name, str) or not isinstance(args, dict) or not abs(time) < 1e19:
+        return
+    if category == "kernel" and name.startswith("nccl"):
+        duration = event.get("dur")
+        if not isinstance(duration, int | float) or not 0 <= duration < 1e15:
+            return
+        if len(trace.kernels) < MOST_KERNELS:
+            trace.kernels.append((float(time), float(duration), name, args))
+        else:
+            trace.more += 1
+    elif name == "record_param_comms" and isinstance(args.get("External id"), int) and len(trace.calls) < MOST_CALLS:
+        trace.calls.setdefault(args["External id"], _Call(float(time), args))
+    elif category == "cuda_runtime" and isinstance(args.get("correlation"), int) and len(trace.launches) < MOST_CALLS:
+        trace.launches[args["correlation"]] = float(time)
+
+
+def _rank_of(trace: _Trace, number: int) -> KernelRank:
+    """The rank that a trace is of, with its kernels."""
+    info = trace.info
+    rank = info.get("rank")
+    if not isinstance(rank, int) or not 0 <= rank < LARGEST_GROUP:
+        digits = re.findall(r"rank[_-]?(\d{1,7})", trace.path.name)
+        rank = int(digits[-1]) if digits else number
+    world = info.get("world_size")
+    known = _groups(info.get("pg_config"))
+    one = KernelRank(rank, clean(trace.path.name, 80), world if isinstance(world, int) and 0 < world < LARGEST_GROUP else None)
+    for begin, duration, name, args in trace.kernels:
+        external, correlation = args.get("External id"), args.get("correlation")
+        call = trace.calls.get(external) if isinstance(external, int) else None
+        told = {**(call.args if call is not None else {}), **args}
+        launched = call.time if call is not None else begin
+        if call is None and isinstance(correlation, int):
+            launched = trace.launches.get(correlation, begin)
+        kernel = _kernel(trace.base_ns, rank, known, told, name, (min(launched, begin), begin, begin + duration))
+        if kernel is None:
+            one.nameless += 1
+        else:
+            one.kernels.append(kernel)
+    return one
+
+
+def _kernel(
+    base_ns: int, rank: int, known: Mapping[str, tuple[int, ...]], told: Mapping[str, Any], name: str,
+    times: tuple[float, float, float],
+) -> Kernel | None:  # fmt: skip
+    """One operation; ``None`` where nothing says what it is, or of which ranks."""
+    group = str(told.get("Process Group Name", ""))
+    ranks = known.get(group) or _ranks(told.get("Process Group Ranks"))
+    function = FUNCTIONS.get(str(told.get("Collective name", "")).lower())
+    if function is None and (match := _OF_KERNEL.match(name)) is not None:
+        function = _BY_KERNEL.get(match[1])
+    if function is None or ranks is None or rank not in ranks:
+        return None
+    sequence, count = told.get("Seq"), told.get("In msg nelems")
+    launched, begin, end = (base_ns + round(time * 1000) for time in times)
+    if begin <= 0 or end >= 1 << 62:
+        return None
+    peer = told.get("Dst Rank") if function is Function.SEND else told.get("Src Rank") if function is Function.RECV else None
+    return Kernel(
+        (group, ranks), int(function), sequence if isinstance(sequence, int) and 0 <= sequence < 1 << 60 else None,
+        count if isinstance(count, int) and 0 <= count < 1 << 60 else 0,
+        _NUMBERS.get(_TYPES.get(str(told.get("dtype")), ""), -1),
+        peer if isinstance(peer, int) and 0 <= peer < len(ranks) else -1,
+        max(launched, 1), begin, end,
+    )  # fmt: skip
+
+
+def _groups(config: object) -> dict[str, tuple[int, ...]]:
+    """Ranks of the job in each process group, by its name (``pg_config``)."""
+    found = {}
+    for one in config if isinstance(config, list) else ():
+        if isinstance(one, dict) and (ranks := _ranks(one.get("ranks"))) is not None:
+            found[str(one.get("pg_name", ""))] = ranks
+    return found
+
+
+def _ranks(value: object) -> tuple[int, ...] | None:
+    """A list of ranks, which may be written as text; long ones are cut there (``[0, 1, ..., 31]``) and say nothing."""
+    if isinstance(value, str) and len(value) < 1 << 16:
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(value, list) or not 0 < len(value) <= LARGEST_GROUP:
+        return None
+    if not all(isinstance(one, int) and 0 <= one < LARGEST_GROUP for one in value) or len(set(value)) < len(value):
+        return None
+    return tuple(sorted(value))

@@ -1,0 +1,219 @@
+"""SQLite exports of Nsight Systems (``nsys export --type sqlite``): NCCL kernels of the processes of a node.
+
+Facts: NVIDIA, Nsight Systems user guide, "SQLite Schema Reference": names lie in ``StringIds``; ``CUPTI_ACTIVITY_KIND_KERNEL``
+has ``start`` and ``end`` (ns since the session began), ``deviceId``, ``streamId``, ``globalPid``, ``shortName``;
+``TARGET_INFO_SESSION_START_TIME.utcEpochNs`` is when it began. Tables are created only when there is something to put into
+them, so ``sqlite_master`` is asked first. Kernels carry no communicator: which ranks share one follows from when collectives
+end (:mod:`.kernel_groups`).
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from ncclwatch.ingest.base import Format, Ingested, IngestError
+from ncclwatch.ingest.kernel_groups import Stream, shared
+from ncclwatch.ingest.kernels import Kernel, KernelRank, job_of
+from ncclwatch.model.events import Function
+from ncclwatch.text import clean
+
+MAGIC = b"SQLite format 3\0"
+KERNELS, STRINGS, RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "StringIds", "CUPTI_ACTIVITY_KIND_RUNTIME"
+START = "TARGET_INFO_SESSION_START_TIME"
+MOST_KERNELS = 500_000
+"""Bound: NCCL kernels of a file that are read."""
+MOST_STEPS = 4000
+"""Bound: times 100,000 steps of SQLite's machine that a query may take (a minute or so): a hostile file may hold a view without
+end.
+"""
+MOST_FILES = 256
+_KERNEL = re.compile(r"^nccl(?:Dev)?Kernel_?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AlltoAll)")
+FUNCTIONS = {
+    "AllReduce": Function.ALL_REDUCE, "AllGather": Function.ALL_GATHER, "ReduceScatter": Function.REDUCE_SCATTER,
+    "Broadcast": Function.BROADCAST, "Reduce": Function.REDUCE, "AlltoAll": Function.ALL_TO_ALL,
+}  # fmt: skip
+NEEDED = ("start", "end", "deviceId", "streamId", "shortName")
+
+
+@dataclass(slots=True)
+class _Process:
+    """The NCCL kernels of one process on one GPU, by stream: (function, begin, end, when it was launched)."""
+
+    source: str
+    device: int
+    streams: dict[int, list[tuple[int, int, int, int]]] = field(default_factory=lambda: defaultdict(list))
+    nameless: int = 0
+
+
+class Nsys(Format):
+    """Exports of a job, one file a node or a rank; files of one folder are one job."""
+
+    name = "nsys"
+    what = "Nsight Systems SQLite export"
+
+    def recognises(self, head: bytes, path: Path) -> bool:
+        """An SQLite file with Nsight's tables."""
+        if not head.startswith(MAGIC):
+            return False
+        try:
+            with closing(_open(path)) as database:
+                names = _tables(database)
+        except (sqlite3.Error, OSError):
+            return False
+        return STRINGS in names and any(name.startswith(("CUPTI_", "TARGET_INFO_", "NVTX_")) for name in names)
+
+    def read(self, files: Sequence[Path]) -> Sequence[Ingested]:
+        """A job a folder. Raises :class:`IngestError` where none of its files could be read."""
+        folders: dict[Path, list[Path]] = defaultdict(list)
+        for file in files:
+            folders[file.parent].append(file)
+        return [_job(folder, sorted(found)) for folder, found in folders.items()]
+
+
+def _job(folder: Path, files: Sequence[Path]) -> Ingested:
+    problems: list[str] = []
+    processes: list[_Process] = []
+    for file in files[:MOST_FILES]:
+        try:
+            processes += _read(file, problems)
+        except sqlite3.Error as error:
+            problems.append(f"{clean(str(file), 200)}: {clean(str(error), 160)}")
+        except OSError as error:
+            problems.append(f"{clean(str(file), 200)}: {error.strerror or 'cannot be read'}")
+    if not processes:
+        raise IngestError(problems[0] if problems else "no NCCL kernel", "export with `nsys export --type sqlite`, CUDA traced")
+    ranks, told = _ranks(processes)
+    return job_of(ranks, problems, told, clean(str(folder), 200))
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """A file, for reading alone, with bounds on what it can make us do."""
+    database = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1 << 24)
+    database.execute("PRAGMA trusted_schema = OFF")
+    steps = iter(range(MOST_STEPS))
+    database.set_progress_handler(lambda: next(steps, -1) < 0, 100_000)
+    return database
+
+
+def _tables(database: sqlite3.Connection) -> set[str]:
+    """Names of the tables that are there; views are none."""
+    rows = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 10000")
+    return {name for (name,) in rows if isinstance(name, str)}
+
+
+def _columns(database: sqlite3.Connection, table: str) -> set[str]:
+    return {name for (name,) in database.execute("SELECT name FROM pragma_table_info(?)", (table,))}
+
+
+def _read(path: Path, problems: list[str]) -> list[_Process]:
+    """The processes of one file. Raises ``sqlite3.Error``."""
+    name = clean(str(path), 200)
+    with closing(_open(path)) as database:
+        tables = _tables(database)
+        missing = [table for table in (KERNELS, STRINGS) if table not in tables]
+        if missing:
+            problems.append(f"{name}: no table {missing[0]}: no CUDA kernel was traced")
+            return []
+        columns = _columns(database, KERNELS)
+        if lacking := [column for column in NEEDED if column not in columns]:
+            problems.append(f"{name}: table {KERNELS} has no column {lacking[0]}")
+            return []
+        begun = _begun(database, tables)
+        found: dict[tuple[int, int], _Process] = {}
+        number = 0
+        for text, begin, end, device, stream, pid, launched in _rows(database, tables, columns):
+            number += 1
+            if not all(isinstance(value, int) and 0 <= value < 1 << 62 for value in (begin, end, device, stream)) or end < begin:
+                problems.append(f"{name}: {KERNELS}: NCCL kernel {number} has no times, or no stream")
+                break
+            match = _KERNEL.match(text) if isinstance(text, str) else None
+            process = found.setdefault((pid if isinstance(pid, int) else 0, device), _Process(clean(path.name, 80), device))
+            function = FUNCTIONS.get(match[1]) if match is not None else None
+            if function is None:
+                process.nameless += 1
+                continue
+            call = launched if isinstance(launched, int) and 0 <= launched <= begin else begin
+            process.streams[stream].append((int(function), begun + begin, begun + end, begun + call))
+        if number >= MOST_KERNELS:
+            problems.append(f"{name}: more than {MOST_KERNELS} NCCL kernels: the others were left out")
+    return [found[key] for key in sorted(found)]
+
+
+def _begun(database: sqlite3.Connection, tables: set[str]) -> int:
+    """When the session began (ns since the epoch); 1 where that is not told."""
+    if START in tables and "utcEpochNs" in _columns(database, START):
+        row = database.execute(f"SELECT utcEpochNs FROM {START} LIMIT 1").fetchone()  # noqa: S608 - a name of ours
+        if row is not None and isinstance(row[0], int) and 0 < row[0] < 1 << 62:
+            return row[0]
+    return 1
+
+
+def _rows(database: sqlite3.Connection, tables: set[str], columns: set[str]) -> Iterator[tuple[Any, ...]]:
+    """NCCL kernels by their begin: name, start, end, device, stream, process, start of the call that launched it."""
+    process = "k.globalPid" if "globalPid" in columns else "0"
+    launched, join = "NULL", ""
+    if RUNTIME in tables and "correlationId" in columns and {"correlationId", "start"} <= _columns(database, RUNTIME):
+        # A correlation id is unique within a process; of a kernel there is one launch.
+        same = " AND (r.globalTid / 16777216) = (k.globalPid / 16777216)" if process != "0" else ""
+        launched = f"(SELECT MIN(r.start) FROM {RUNTIME} r WHERE r.correlationId = k.correlationId{same})"  # noqa: S608
+        if len(_indexed(database, RUNTIME)) == 0:
+            launched = "NULL"  # without an index the search would be quadratic: the kernel's begin stands in
+    query = (
+        f"SELECT s.value, k.start, k.end, k.deviceId, k.streamId, {process}, {launched} FROM {KERNELS} k "  # noqa: S608
+        f"JOIN {STRINGS} s ON s.id = k.shortName {join}WHERE s.value LIKE 'nccl%' ORDER BY k.start LIMIT {MOST_KERNELS}"
+    )
+    yield from database.execute(query)
+
+
+def _indexed(database: sqlite3.Connection, table: str) -> list[str]:
+    rows = database.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = ? AND sql LIKE '%correlationId%'", (table,)
+    )
+    return [name for (name,) in rows]
+
+
+def _ranks(processes: Sequence[_Process]) -> tuple[list[KernelRank], list[str]]:
+    """Processes as ranks: by the number in a file's name where every file has one process and a number, else in their order."""
+    numbers = [re.findall(r"rank[_-]?(\d{1,6})", process.source) for process in processes]
+    named = [int(found[-1]) for found in numbers if found]
+    by_name = len(named) == len(processes) == len(set(named))
+    ranks = named if by_name else list(range(len(processes)))
+    told = [] if by_name else ["which rank a process is the export does not say: they are numbered by file, process and GPU"]
+    made = [
+        KernelRank(rank, process.source, None, nameless=process.nameless) for rank, process in zip(ranks, processes, strict=True)
+    ]
+    streams, owners = [], []
+    for one, process in zip(made, processes, strict=True):
+        for own in process.streams.values():
+            streams.append(
+                Stream(one.rank, tuple(kernel[0] for kernel in own), np.array([kernel[2] for kernel in own], np.int64))
+            )
+            owners.append((one, own))
+    for number, places in enumerate(shared(streams)):
+        members = tuple(streams[place].rank for place in places)
+        for place in places:
+            one, own = owners[place]
+            one.kernels += (
+                Kernel((f"stream group {number}", members), function, at + 1, 0, -1, -1, launched, begin, end)
+                for at, (function, begin, end, launched) in enumerate(own)
+            )
+    joined = sum(len(one.kernels) for one in made)
+    left = sum(len(own) for _, own in owners) - joined
+    if left:
+        told.append(f"{left} NCCL kernels were left out: no other rank's collectives end with them")
+    # Two processes of one file must not be one source.
+    for one, process in zip(made, processes, strict=True):
+        if sum(other.source == process.source for other in processes) > 1:
+            one.source = f"{process.source} (GPU {process.device})"
+    return made, told
