@@ -11,9 +11,10 @@ from ncclwatch.ingest.rank_log import RankLogs
 from ncclwatch.ingest.straggler_analysis import StragglerAnalysis
 
 FORMATS: tuple[Format, ...] = (
+    # Its files are JSON objects, too: the more particular is asked first.
+    Kineto(),
     FlightRecorder(),
     RankLogs(),
-    Kineto(),
     Nsys(),
     StragglerAnalysis(),
     Dcgm(),

@@ -91,6 +91,8 @@ def look_times(begin_ns: int, end_ns: int, quiet_until_ns: int, ranks: int = 1) 
     looks_wanted = max(FEWEST_LOOKS, min(MOST_LOOKS, MOST_SAMPLES // max(1, ranks)))
     step = max(int(LOOK_S * SECOND), (end_ns - begin_ns) // looks_wanted)
     looks = [*range(begin_ns + step, end_ns, step), end_ns]
+    if len(looks) < 2:
+        looks.insert(0, (begin_ns + end_ns) // 2)  # progress is told by two
     wait = SECOND
     last = min(quiet_until_ns, end_ns + int(LONGEST_QUIET_S * SECOND))
     while looks[-1] + wait < last:
