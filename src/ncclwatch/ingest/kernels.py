@@ -120,7 +120,7 @@ def job_of(ranks: Sequence[KernelRank], problems: Sequence[str], notes: Sequence
     if end <= begin:
         told.append("the windows of the ranks' traces do not overlap: their times are not compared")
         end = begin + SECOND
-    looks = look_times(begin, end, end)
+    looks = look_times(begin, end, end, len(traced))
     made = list(batches(traced, looks, "device"))
     return Ingested(made, problems, BLIND, told, job=name, stages=False, amend=once_a_moment(amend))
 

@@ -25,7 +25,7 @@ from ncclwatch.ingest.rank_log_lateness import Lateness, name_latest, name_past
 from ncclwatch.ingest.rank_log_layout import HIGHEST_WORLD, Layout, beside
 from ncclwatch.ingest.rank_log_lines import parse
 from ncclwatch.ingest.rank_log_messages import peers
-from ncclwatch.ingest.rank_log_records import anybody_lacks, ends_early, events_of, last_call_lacking
+from ncclwatch.ingest.rank_log_records import ends_early, events_of, last_call_lacking
 from ncclwatch.ingest.traced import SECOND, TracedRank, batches, look_times, once_a_moment, without_certainty, without_pids
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.text import clean, size
@@ -35,6 +35,8 @@ PART_BYTES = 4 << 20
 MOST_BYTES = 1 << 29
 """Bound: bytes of all logs of a job that are read; of larger ones the newest parts."""
 MOST_RANKS, MOST_NOTES = 4096, 20
+MOST_STAGED = 200_000
+"""Bound: lines of a job of which passes and micro-batches are learned: that takes longer than all else."""
 _HEAD = re.compile(rb"^\[save_count \d+\] \[\d+\.\d{9}\] \[Rank \d+\] Fun \w+ Data \d+ stream 0x[0-9a-fA-F]+ opCount \d+", re.M)
 BLIND = (
     "rank logs hold calls only: not what GPUs and proxies do, and neither hosts nor processes",
@@ -88,7 +90,7 @@ class RankLogs(Format):
             if early is not None:
                 traced.until_ns, traced.ended = early, "its log ends while its peers go on: what it did later was not saved"
         begin = min(int(log.lines["time_ns"][0]) for log in logs.values())
-        looks = look_times(begin, end, quiet_until(logs, end) if anybody_lacks(found.shared) else end + SECOND)
+        looks = look_times(begin, end, quiet_until(logs, end), len(ranks))
         notes = [*_notes(logs, found, world), *(f"{r.source}: {r.ended}" for r in ranks if r.ended)]
         if doubt is not None:
             notes.append(_doubt_text(*doubt))
@@ -100,9 +102,9 @@ class RankLogs(Format):
             told = name_latest(verdict, lateness, found.layout, sources)
             return without_certainty(without_pids(name_past(told, lateness, found.layout, sources)))
 
-        return Ingested(
-            list(batches(ranks, looks)), problems, blind, notes, job=clean(str(files[0].parent), 200), amend=once_a_moment(amend)
-        )
+        made, name = list(batches(ranks, looks)), clean(str(files[0].parent), 200)
+        stages = sum(len(log.lines) for log in logs.values()) <= MOST_STAGED
+        return Ingested(made, problems, blind, notes, job=name, stages=stages, amend=once_a_moment(amend))
 
 
 _WHAT_TO_DO = "give the rank_N.log files that NCCL_MEGATRACE_LOG_PATH holds"

@@ -138,14 +138,3 @@ def last_call_lacking(shared: Sequence[Shared], end_ns: int) -> tuple[Shared, in
             return None
         found.append((one, newest, [chain.rank for chain in behind]))
     return found[0] if len(found) == 1 else None
-
-
-def anybody_lacks(shared: Sequence[Shared]) -> bool:
-    """Whether any rank lacks a call that others of its communicator have made, or messages are exchanged: else the logs just
-    end.
-    """
-    newest = [{int(chain.lines["op_count"][-1]) for chain in one.chains.values()} for one in shared]
-    return any(
-        len(counts) > 1 and not all(chain.exchanges for chain in one.chains.values())
-        for one, counts in zip(shared, newest, strict=True)
-    )

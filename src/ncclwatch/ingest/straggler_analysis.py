@@ -119,14 +119,16 @@ def _columns(path: Path) -> _Trace:
     except ImportError:
         raise IngestError(f"{name}: pyarrow is needed to read parquet", "pip install 'ncclwatch[ingest]'") from None
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(
+            path, pre_buffer=False, thrift_string_size_limit=1 << 20, thrift_container_size_limit=1 << 20
+        ) as file:
             about = file.metadata
             if lacking := [column for column in COLUMNS if column not in file.schema_arrow.names]:
                 raise IngestError(f"{name}: no column {lacking[0]}", "it is no trace of StragglerAnalysis")
             unpacked = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
             if not 0 < about.num_rows <= MOST_ROWS or unpacked > MOST_BYTES:
                 raise IngestError(f"{name}: {about.num_rows} rows", f"a trace may have up to {MOST_ROWS}")
-            table = file.read(columns=list(COLUMNS))
+            table = file.read(columns=list(COLUMNS), use_threads=False)
         kinds = table["optype"].cast(pyarrow.string()).combine_chunks().dictionary_encode()
         found = {column: table[column].to_numpy() for column in COLUMNS if column != "optype"}
         found["optype"], names = kinds.indices.to_numpy(zero_copy_only=False), kinds.dictionary.to_pylist()

@@ -28,8 +28,10 @@ NO_PID = 0
 UNKNOWN_STATE = "?"
 """Run state of a process of which nothing is known but what it called."""
 LOOK_S = 1.0
-"""Seconds between two looks of a short recording; of a long one there are ``MOST_LOOKS``."""
-MOST_LOOKS = 120
+"""Seconds between two looks of a short recording; of a long one there are so many that looks times ranks stay
+``MOST_SAMPLES``.
+"""
+MOST_SAMPLES, FEWEST_LOOKS, MOST_LOOKS = 1000, 12, 120
 LONGEST_QUIET_S = 700.0
 """Bound: seconds that are looked at behind the last record; the engine's patience ends before that."""
 SECOND = 1_000_000_000
@@ -84,10 +86,13 @@ def birth(time_ns: int, own: Communicator) -> NDArray[Any]:
     return record
 
 
-def look_times(begin_ns: int, end_ns: int, quiet_until_ns: int) -> list[int]:
+def look_times(begin_ns: int, end_ns: int, quiet_until_ns: int, ranks: int = 1) -> list[int]:
     """When a recording is looked at (ns): evenly while it goes on, then at growing distances until it is known to be quiet."""
-    step = max(int(LOOK_S * SECOND), (end_ns - begin_ns) // MOST_LOOKS)
+    looks_wanted = max(FEWEST_LOOKS, min(MOST_LOOKS, MOST_SAMPLES // max(1, ranks)))
+    step = max(int(LOOK_S * SECOND), (end_ns - begin_ns) // looks_wanted)
     looks = [*range(begin_ns + step, end_ns, step), end_ns]
+    if len(looks) < 2:
+        looks.insert(0, (begin_ns + end_ns) // 2)  # progress is told by two
     wait = SECOND
     last = min(quiet_until_ns, end_ns + int(LONGEST_QUIET_S * SECOND))
     while looks[-1] + wait < last:
@@ -146,15 +151,22 @@ def without_pids(verdict: Verdict) -> Verdict:
 
 
 def without_certainty(verdict: Verdict) -> Verdict:
-    """A verdict by calls alone that names several ranks: which of them it is calls do not tell, nor whether any is."""
+    """A verdict by calls alone that names several ranks, as one that accuses nobody: hosts run ahead of their GPUs, so who has
+    called less may wait for an operation that it has called, as all ranks of a tensor group do when one of them, or a link, is
+    dead.
+    """
     if verdict.verdict_class is not VerdictClass.NOT_ENTERED or len(verdict.culprits) < 2:
         return verdict
-    doubt = (
-        f"which of {len(verdict.culprits)} ranks holds the job up, or whether the operation that they called last does not end "
-        "(GPU or network): calls do not show it"
+    ranks = ", ".join("?" if one.rank is None else str(one.rank) for one in verdict.culprits[:8])
+    more = " …" if len(verdict.culprits) > 8 else ""
+    what = (
+        f" {verdict.operation.name} #{verdict.operation.sequence}" if verdict.operation and verdict.operation.name else " a call"
     )
-    confidence = round(verdict.confidence / len(verdict.culprits), 2)
-    return replace(verdict, confidence=confidence, unobserved=(doubt, *verdict.unobserved))
+    doubt = "whether one of them holds the job up, or what they called last does not end on a GPU or in the network"
+    return replace(
+        verdict, verdict_class=VerdictClass.UNKNOWN, confidence=0.0, unobserved=(doubt, *verdict.unobserved),
+        summary=f"ranks {ranks}{more} have not made{what} that others wait in; by calls alone it is not told {doubt}",
+    )  # fmt: skip
 
 
 def once_a_moment(amend: Callable[[Verdict], Verdict]) -> Callable[[Verdict], Verdict]:

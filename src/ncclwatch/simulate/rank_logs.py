@@ -52,7 +52,7 @@ def _lines_of(block: Block, cast: Cast, until_s: float, group_hash: bool, lines:
     """The lines of one operation on all its ranks."""
     size = groups(cast.scenario.layout, block.role).shape[1]
     for rank, called in zip(block.ranks.tolist(), block.called.tolist(), strict=True):
-        if not called <= until_s or not cast.observed(rank):
+        if not (math.isfinite(called) and called <= until_s) or not cast.observed(rank):
             continue
         own = block.calling(rank)
         whole = own.function in ("AllReduce", "SendRecv")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from fuzz.harness import Target
@@ -13,19 +14,33 @@ from ncclwatch.ingest.dcgm import Dcgm
 from ncclwatch.ingest.kineto import Kineto
 from ncclwatch.ingest.nsys import Nsys
 from ncclwatch.ingest.rank_log import RankLogs
+from ncclwatch.ingest.straggler_analysis import StragglerAnalysis
 from unit.ingest import made_kineto, made_nsys
 from unit.ingest.made_dcgm import TEXT
 from unit.ingest.made_rank_logs import tensor_job
 
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+
 
 def targets() -> list[Target]:
     """All of this module."""
-    return [
+    found = [
         Target("kineto", "a trace of PyTorch's profiler", _kineto, _read(Kineto(), "rank0.json"), of_lines, 1 << 14, quick=60),
         Target("nsys", "an export of Nsight Systems", _nsys, _read(Nsys(), "rank0.sqlite"), of_bytes, 1 << 16, quick=40),
         Target("dcgm", "what DCGM's exporter answers", _dcgm, _read(Dcgm(), "node0.txt"), of_lines, 1 << 13, quick=60),
         Target("rank-log", "two rank logs of one job", _rank_logs, _read(RankLogs(), "rank_0.log"), of_lines, 1 << 15, quick=40),
     ]
+    if find_spec("pyarrow") is not None:
+        name = "trace-x.parquet"
+        parquet = Target(
+            "straggler-analysis", "a parquet trace", _parquet, _read(StragglerAnalysis(), name), of_bytes, 1 << 16, 20
+        )
+        found.append(parquet)
+    return found
+
+
+def _parquet() -> list[bytes]:
+    return [(FIXTURES / "straggler-analysis" / "trace-ST.parquet").read_bytes()]
 
 
 def _read(form: Format, name: str) -> Callable[[bytes], object]:

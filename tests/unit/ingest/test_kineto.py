@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ncclwatch.ingest.base import HEAD_BYTES, IngestError
+from ncclwatch.ingest.folders import format_of
 from ncclwatch.ingest.json_stream import members, opened
 from ncclwatch.ingest.kineto import Kineto
 from ncclwatch.model.verdict import VerdictClass
@@ -104,5 +105,7 @@ def test_the_format_is_told_by_content(tmp_path: Path) -> None:
     for packed in (False, True):
         head = write(tmp_path, 0, 2, events(0, 2), packed=packed).read_bytes()[:HEAD_BYTES]
         assert FORMAT.recognises(head, tmp_path / "x")
+        assert (known := format_of(tmp_path / ("rank0.pt.trace.json.gz" if packed else "rank0.pt.trace.json"))) is not None
+        assert known.name == "kineto"
     assert not FORMAT.recognises(b'{"version": "2.10", "entries": []}', tmp_path / "x")
     assert not FORMAT.recognises(b"\x1f\x8bgarbage", tmp_path / "x")
