@@ -46,9 +46,10 @@ def read_host_connections(decoder: Decoder, communicator: int, connectors: Seque
         counters = [None if data is None else int.from_bytes(data, "little") for data in decoder.reader.read_many(places)]
         if None in counters:
             decoder.unavailable["shared-memory head and tail"] = "some of the memory that holds them cannot be read from outside"
-        lines = newest_lines(decoder, communicator, mine, segments)
-        for i, c in enumerate(mine):
-            consumed, written = counters[2 * i], _written(decoder, counters[2 * i], counters[2 * i + 1], lines[i])
+        both = [(counters[2 * i], counters[2 * i + 1]) for i in range(len(mine))]
+        lines = newest_lines(decoder, communicator, mine, segments, both)
+        for c, (consumed, tail_word), own_lines in zip(mine, both, lines, strict=True):
+            written = _written(decoder, consumed, tail_word, own_lines)
             found.append(HostConnection(c.channel, c.peer, direction, c.index, consumed, written))
     return tuple(sorted(found, key=lambda c: (c.channel, c.peer, c.direction, c.connection_index)))
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from ncclwatch.target.connectors import Connector
 from ncclwatch.target.decode import Decoder
-from ncclwatch.target.layout import MissingMemberError
 from ncclwatch.target.lineflags import FLAG_BYTES, FLAG_MASK
 
 STEPS = 8
@@ -25,6 +24,7 @@ MAX_OFFSET = 64 << 20
 
 Lines = tuple[tuple[int, ...], tuple[int, ...]]
 """Flags in the slots of a connection's LL and of its LL128 buffer."""
+_UNUSED: Lines = ((0,) * STEPS, (0,) * STEPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,35 +36,61 @@ class Segment:
 
 
 def newest_lines(
-    decoder: Decoder, communicator: int, connectors: Sequence[Connector], segments: Sequence[Sequence[Segment]]
+    decoder: Decoder,
+    communicator: int,
+    connectors: Sequence[Connector],
+    segments: Sequence[Sequence[Segment]],
+    counters: Sequence[tuple[int | None, int | None]],
 ) -> list[Lines | None]:
-    """Of each connection the flags in its LL and LL128 slots (0 where none was written yet); ``None`` where unreadable."""
+    """Of each connection the flags in its LL and LL128 slots (0 where none was written yet); ``None`` where unreadable.
+
+    ``counters`` are head and tail. Only the slot of the step after the head is read of a connection that has never been used by
+    these protocols: three reads of a connection, 19 of one that has.
+    """
     steps = _step_bytes(decoder, communicator)
-    if steps is None or not connectors:
-        return [None] * len(connectors)
-    try:
-        buffers = decoder.layout.member("ncclConnector.conn.buffs")
-    except MissingMemberError:
-        return [None] * len(connectors)
-    pointers = decoder.reader.read_many([(c.address + buffers.offset, 16) for c in connectors])
-    wanted: list[tuple[int, int] | None] = []
-    for data, own in zip(pointers, segments, strict=True):
-        for index, (offset, size) in enumerate(_FLAGS):
-            start = _host_address(int.from_bytes((data or bytes(16))[8 * index : 8 * index + 8], "little"), own)
-            for slot in range(STEPS):
-                place = start + slot * steps[index] + offset
-                good = bool(start) and decoder.is_readable(place, size, FLAG_BYTES)
-                wanted.append((place, size) if good else None)
-                if good:
-                    decoder.lines[place - offset] = (steps[index], tuple(range(place, place + size, FLAG_BYTES)))
-    found = iter(decoder.reader.read_many([place for place in wanted if place is not None]))
-    values = [None if place is None else next(found) for place in wanted]
+    places: list[tuple[int, ...] | None] = [None] * len(connectors)
+    if steps is not None and decoder.layout.has("ncclConnector.conn.buffs"):
+        offset = decoder.layout.member("ncclConnector.conn.buffs").offset
+        pointers = decoder.reader.read_many([(c.address + offset, 16) for c in connectors])
+        places = [_buffers(decoder, data, own, steps) for data, own in zip(pointers, segments, strict=True)]
+    heads = [head or 0 for head, _ in counters]
+    first = _flags(decoder, [(own, steps, (head % STEPS,)) for own, head in zip(places, heads, strict=True)])
+    used = [
+        own if flags is not None and (any(map(any, flags)) or head > (tail or 0)) else None
+        for own, flags, head, (_, tail) in zip(places, first, heads, counters, strict=True)
+    ]
+    whole = _flags(decoder, [(own, steps, range(STEPS)) for own in used])
+    return [_UNUSED if own is None and flags is not None else lines for own, flags, lines in zip(used, first, whole, strict=True)]
+
+
+def _flags(
+    decoder: Decoder, wanted: Sequence[tuple[tuple[int, ...] | None, tuple[int, ...] | None, Sequence[int]]]
+) -> list[Lines | None]:
+    """Flags in these slots of the LL and LL128 buffers of many connections, in one batch."""
+    asked: list[tuple[int, int]] = []
+    for buffers, steps, slots in wanted:
+        for start, step, (offset, size) in zip(buffers or (), steps or (), _FLAGS, strict=False):
+            for slot in slots:
+                place = start + slot * step + offset
+                asked.append((place, size))
+                decoder.lines[place - offset] = (step, tuple(range(place, place + size, FLAG_BYTES)))
+    found = iter(decoder.reader.read_many(asked))
     result: list[Lines | None] = []
-    for first in range(0, len(values), STEPS * len(_FLAGS)):
-        slots = values[first : first + STEPS * len(_FLAGS)]
-        flags = [int.from_bytes(data, "little") for data in slots if data is not None]
-        result.append((tuple(flags[:STEPS]), tuple(flags[STEPS:])) if len(flags) == len(slots) else None)
+    for buffers, _, slots in wanted:
+        data = [[next(found) for _ in slots] for _ in buffers or ()]
+        flags = [tuple(int.from_bytes(one, "little") for one in own if one is not None) for own in data]
+        result.append((flags[0], flags[1]) if flags and all(len(own) == len(slots) for own in flags) else None)
     return result
+
+
+def _buffers(
+    decoder: Decoder, pointers: bytes | None, segments: Sequence[Segment], steps: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """Where this process has the LL and the LL128 buffer of a connection; ``None`` unless both are there, whole."""
+    words = [int.from_bytes((pointers or bytes(16))[at : at + 8], "little") for at in (0, 8)]
+    starts = tuple(_host_address(word, segments) for word in words)
+    whole = all(start and decoder.is_readable(start, STEPS * step) for start, step in zip(starts, steps, strict=True))
+    return starts if whole else None
 
 
 def _step_bytes(decoder: Decoder, communicator: int) -> tuple[int, ...] | None:
