@@ -31,7 +31,7 @@ RECENT = 256
 swapped 48 miss one, and 1,024 name other ranks in three, or none.
 """
 ASKED = 32
-"""Bound: ranks beside the suspects that are asked whether patterns can be told at all."""
+"""Bound: ranks beside the suspects that are asked whether patterns can be told at all, and processes of a job that all are."""
 
 Orders = PerProcess[CallOrder]
 """The order of the last calls of each process of which they were recorded."""
@@ -102,6 +102,13 @@ def find_deviations(job: Job, members: set[int], orders: Orders | None, *, prope
     others = [member.index for member in job.members if member.index not in members]
     asked = others[:: max(1, len(others) // ASKED)]
     return found if len(_deviations(job, asked, orders)) <= UNLIKE * len(asked) else {}
+
+
+def find_alone_in_deviating(job: Job, orders: Orders | None) -> dict[int, Deviation]:
+    """The few processes of a job that broke their pattern, where nobody else did; empty for large jobs (:data:`ASKED`)."""
+    alive = [member.index for member in job.members if not member.gone]
+    found = _deviations(job, alive, orders) if 1 < len(alive) <= ASKED else {}
+    return found if len(found) <= max(1, UNLIKE * len(alive)) else {}
 
 
 def _deviations(job: Job, indices: Sequence[int], orders: Orders | None) -> dict[int, Deviation]:

@@ -92,7 +92,7 @@ def _weigh(case: Case, stratum: Stratum) -> None:
                 case.standing = replace(said, follows=(*said.follows, rule.id))
                 continue
             found = replace(said, rule=rule.id)
-            wins = standing is None or standing.rule in rule.defeats
+            wins = standing is None or standing.rule in rule.defeats or (standing.tie and rule.breaks_ties)
             wins = wins or bool(found.suspects and standing is not None and not standing.suspects)
             if standing is not None:
                 case.trail.lost.append((standing, found.rule) if wins else (found, standing.rule))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ncclwatch.engine.call_order import deviation_facts, find_deviations
+from ncclwatch.engine.call_order import deviation_facts, find_alone_in_deviating, find_deviations
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, caller, naming, observed, peers
 from ncclwatch.engine.edges import told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode
@@ -16,6 +16,7 @@ from ncclwatch.engine.evidence.calls import Disagreement, operation_of
 from ncclwatch.engine.explain_waits import beside_unobserved, ends_of
 from ncclwatch.engine.job import Group
 from ncclwatch.engine.redraw import before_is_open
+from ncclwatch.engine.stated import SHOWN
 from ncclwatch.model.verdict import VerdictClass
 
 TIE = 0.5
@@ -149,3 +150,16 @@ def not_called(case: Case) -> Iterator[Hypothesis]:
     if suspects:
         victims, named = peers(case.job, list(suspects.values())), suspects.values()
         yield naming(VerdictClass.NOT_ENTERED, named, victims, 0.9, supports, planes=CALLS)
+
+
+def left_out(case: Case) -> Iterator[Hypothesis]:
+    """The few ranks of a job that stands which alone have left out what they always called."""
+    job, standing = case.job, case.standing
+    if not case.waits.open or standing is None or not (standing.tie or standing.open_to_doubt):
+        return
+    found = find_alone_in_deviating(job, case.known.orders)
+    deviations = {index: deviation for index, deviation in found.items() if deviation.left_out}
+    if deviations:
+        suspects = [observed(job, job.member(index), (), (), Cause.LEFT_OUT) for index in deviations]
+        supports = (*deviation_facts(job, deviations), *wait_facts(case.waits.first(SHOWN)))
+        yield naming(VerdictClass.NOT_ENTERED, suspects, (member.index for member in job.members), 0.6, supports)

@@ -22,8 +22,8 @@ class Stratum(IntEnum):
     follow from calls and counts, of every rank. PATIENCE: whether nothing has moved for long enough to accuse anybody of
     waiting; if not, that ends the inference. RETRACT: waits that count no longer, as they are not begun. FOLLOW: weaker waits,
     of ranks at which the waits end: whom such a rank may wait for itself, unseen. EXPLAIN: hypotheses from where the waits
-    end, and from what was called. QUALIFY: what other evidence says of the one that stands: a port that is down, a CPU limit.
-    BESIDE: what is told beside whatever stands, those of the first strata included.
+    end, and from what was called. QUALIFY: what other evidence says of the one that stands: a pattern of calls, a port that is
+    down, a CPU limit. BESIDE: what is told beside whatever stands, those of the first strata included.
     """
 
     STATED = 1
@@ -39,7 +39,8 @@ class Stratum(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One rule. ``derivation``: why it is true (NCCL source with tag, paper section). ``defeats`` names earlier rules only, so
-    that it is acyclic (tested). What each is needed for, and what it must leave alone, stands in ``test_rules.py``.
+    that it is acyclic (tested). ``breaks_ties``: it defeats, too, what names all sides of a disagreement for want of anything
+    better. What each is needed for, and what it must leave alone, stands in ``test_rules.py``.
     """
 
     id: str
@@ -47,11 +48,12 @@ class Rule:
     apply: Callable[[Case], Iterable[Conclusion]]
     derivation: str
     defeats: frozenset[str] = frozenset()
+    breaks_ties: bool = False
 
 
 FROM_ENDS = frozenset({"link", "rank-behind"})
 FROM_MEMORY = FROM_ENDS | {"nothing-open", "cycle", "counts-differ", "open-calls-differ"}
-FROM_CALLS = frozenset({"not-called", "calls-differ"})
+FROM_CALLS = frozenset({"not-called", "calls-differ", "left-out"})
 OPEN_TO_DOUBT = FROM_ENDS | FROM_CALLS | {"cycle"}
 """Where the waits or the calls that can be seen end: a port or a path below that may be why."""
 NETWORK = frozenset({"network-down", "network-end"})
@@ -125,6 +127,9 @@ RULES = (
          "CCL-D H2 by calls: NCCL does not compare what ranks call under one number.", FROM_MEMORY),
     Rule("ended-behind", Stratum.EXPLAIN, stated.ended_behind,
          "As ended, where a followed wait leads to the rank.", FROM_MEMORY | {"not-called", "calls-differ"}),
+    Rule("left-out", Stratum.QUALIFY, explain_calls.left_out,
+         "A job calls the same in the same order again and again: who has left a call out is one behind in all that follows.",
+         frozenset({"cycle", "rank-behind", "not-called"}), breaks_ties=True),
     Rule("network-down", Stratum.QUALIFY, explain_network.network_down,
          "A link cut while nothing is under way leaves no trace in memory, and proxies drop what their transport reports as "
          "failed (progressOps, src/proxy.cc). Whoever has only stopped reading still acknowledges (RFC 9293, 3.8.6): segments "
