@@ -14,13 +14,14 @@ from ncclwatch.ingest.ras import Ras
 from ncclwatch.ingest.straggler_analysis import StragglerAnalysis
 
 FORMATS: tuple[Format, ...] = (
+    Kineto(),
+    Ras(),
+    Inspector(),
+    # Any other object of JSON may be a dump that was written as JSON.
     FlightRecorder(),
     RankLogs(),
-    Kineto(),
     Nsys(),
     StragglerAnalysis(),
     Dcgm(),
-    Ras(),
-    Inspector(),
     NcclLog(),
 )
