@@ -111,11 +111,6 @@ class HostNetwork:
         """The connections of which it is known whom they connect."""
         return ((way, flow) for flow in self.flows if (way := way_of(flow)) is not None)
 
-    def changes_of(self, nic: NicRecord) -> list[LinkChange]:
-        """What is remembered of a NIC's link, the newest first."""
-        keys = {nic.key, (nic.host, nic.namespace, nic.netdev)}
-        return [change for change in reversed(self.changes) if change.key in keys]
-
 
 @dataclass(slots=True)
 class NetworkMemory:

@@ -28,8 +28,17 @@ def test_what_lines_say_names_the_rank_that_never_came(name: str) -> None:
     assert [culprit.rank for culprit in verdict.culprits] == [NAMED[name]], verdict.evidence
 
 
-@pytest.mark.xfail(reason="a rank of a tree that waits for a child in its own node is taken for one whose GPU has not begun")
-def test_a_parent_in_a_tree_is_not_named_for_its_child() -> None:
-    """NCCL's own choice for small AllReduce on several nodes: rank 0 waits for rank 1, by shared memory."""
-    verdict = diagnose(load_snapshot(FOLDER / "tree-ll-hosts-2-2-rank1.ncclwatch"))
-    assert {culprit.rank for culprit in verdict.culprits} <= {1}, verdict.summary
+TREES = {
+    "tree-ll-hosts-2-2-rank1": 1,
+    "tree-ll-hosts-3-1-rank1": 1,
+    "tree-simple-hosts-2-2-rank1": 1,
+    "tree-simple-hosts-3-1-rank2": 2,
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_parent_in_a_tree_waits_for_its_children_in_the_node(name: str) -> None:
+    """NCCL's own choice for small AllReduce on several nodes: rank 0 stands still for rank 1, which gave it nothing."""
+    verdict = diagnose(load_snapshot(FOLDER / f"{name}.ncclwatch"))
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED, verdict.summary
+    assert [culprit.rank for culprit in verdict.culprits] == [TREES[name]], verdict.evidence

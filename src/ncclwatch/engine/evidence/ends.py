@@ -179,9 +179,8 @@ class _Inside:
             where = f"{memory_of(conn)} from {self.job.rank_name(group.id, conn.peer)}, channel {conn.channel}"
             return f"{member.label}: {Stall.GPU_NOT_CONSUMING}: {where}, {steps_unread(conn)} steps lie unread"
 
-        key = ConnectionKey(group.id, conn.channel, conn.peer, rank, conn.connection_index > 0)
-        subject, stall = RankNode(member.index), Stall.GPU_NOT_CONSUMING
-        return StallMark(subject=subject, member=member, stall=stall, key=key, describe=describe)
+        key, at = ConnectionKey(group.id, conn.channel, conn.peer, rank, conn.connection_index > 0), RankNode(member.index)
+        return StallMark(subject=at, member=member, stall=Stall.GPU_NOT_CONSUMING, key=key, describe=describe)
 
     def _waits(
         self, group: Group, member: Member, conn: HostConnection, why: Why, detail: str, strength: Strength = Strength.PROVEN
@@ -231,12 +230,14 @@ class _Inside:
             yield from self._follow(group, channel, rank, back=group.nranks if far else 1, weak=weak)
             if not self.transfers.receiving[self.compared.rows[place]]:
                 yield from self._dropped(group, end, member)
+            if end.operation.algorithm == "Tree":
+                strength = Strength.POSSIBLE if edges.has_produced(end.sub) else Strength.LIKELY
+                yield from self._children(group, channel, rank, other, strength)
         yield from self._hidden(group, channel, other, member)
 
     def _follow(self, group: Group, channel: int, rank: int, *, back: int = 0, weak: bool = False) -> Iterator[Wait]:
         """From a rank on along its ring, or ``back``, while all is read: each waits for the one before."""
-        ring = self._rings(group.id).get(channel, Ring())
-        written = ring.written.values()
+        written = (ring := self._rings(group.id).get(channel, Ring())).written.values()
         fewest = min(written) if written and max(written) > min(written) else None
         at = ring.get(rank)
         at = ring.get(at.ring.next) if at is not None and not back else at
@@ -247,6 +248,14 @@ class _Inside:
             strength = Strength.LIKELY if doubtful else Strength.PROVEN
             yield from self._nothing_written(group, group.members[at.rank][0], at.source, strength)
             at = ring.get(at.ring.prev if back else at.ring.next)
+
+    def _children(self, group: Group, channel: int, rank: int, parent: int, strength: Strength) -> Iterator[Wait]:
+        """From a parent in a tree to its children in the node and on, while all is read: it sends what they all gave."""
+        for conn in group.members[rank][1].host_connections if rank in group.members else ():
+            place = (conn.channel, conn.direction, conn.connection_index > 0)
+            if place == (channel, Direction.RECV, False) and conn.peer != parent and steps_unread(conn) == 0:
+                waits = [*self._nothing_written(group, group.members[rank][0], conn, strength)]
+                yield from (*waits, *(self._children(group, channel, conn.peer, rank, strength) if waits else ()))
 
     def _nothing_written(self, group: Group, member: Member, conn: HostConnection, strength: Strength) -> Iterator[Wait]:
         wait = self._waits(group, member, conn, Why.EMPTY, f"all {conn.tail} steps read", strength)

@@ -85,7 +85,8 @@ class Ports(Source):
         for _, known in sorted(case.known.network.hosts.items()):
             used = [nic for nic in known.nics.values() if nic.used_by]
             for nic in known.nics.values():
-                changes = known.changes_of(nic)
+                keys = {nic.key, (nic.host, nic.namespace, nic.netdev)}
+                changes = [change for change in reversed(known.changes) if change.key in keys]
                 since, until = _last_outage(changes) if nic.used_by else (None, None)
                 if (until is None) is nic.up:
                     since = until = None

@@ -361,7 +361,7 @@ class Track:
         lost = self.position < 0
         self.position = self.pattern.positions.get(token, self.position)
         # Passes of an evaluation equal those of an iteration: a run of calls only counts where nothing is unique.
-        if self.pattern.has_unique:
+        if max(self.pattern.positions.values(), default=-1) >= 0:
             return
         self.recent = [*self.recent, token] if lost else []
         if len(self.recent) == ENOUGH:

@@ -214,11 +214,6 @@ class Pattern:
         numbers = Counter(self.word)
         return {token: at if numbers[token] == 1 else -1 for at, token in enumerate(self.word)}
 
-    @cached_property
-    def has_unique(self) -> bool:
-        """Whether any token occurs once."""
-        return max(self.positions.values(), default=-1) >= 0
-
 
 @dataclass(slots=True)
 class Learned:
