@@ -63,7 +63,7 @@ def test_the_rank_that_never_comes_is_named(name: str) -> None:
 
 
 def test_a_proxy_that_stalls_under_ll128_accuses_nobody_beyond_its_link() -> None:
-    """Memory alone does not always tell a proxy that does not receive from a link that does not carry: then both ends are named."""
+    """Memory alone does not always tell a proxy that does not receive from a link that does not carry: both may be named."""
     case = Case("2.27.5", APART, protocol="LL128")
     with case.job(extra=("--fault", f"stall_proxy:rank={VICTIM},at=20"), wait_for="nothing") as job:
         wait_until_it_stands(job, creation=False)

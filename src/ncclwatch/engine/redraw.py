@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
+from operator import attrgetter
 from typing import Any
 
 from ncclwatch.engine.case import Case, Retraction
@@ -254,7 +255,7 @@ def not_begun(case: Case) -> Iterator[Retraction]:
     unread, or its peer has the same receive open and was not kept by that from the collective. One wait of a cycle stays.
     """
     job = case.job
-    for sink in _cycles(case):
+    for sink in filter(attrgetter("is_cycle"), case.sinks):
         idle = [wait for wait in sink.inside if not is_begun(job, wait)]
         at_hand = {wait.target for wait in sink.inside if wait.why is Why.FULL and not wait.key.point_to_point}
         elsewhere = [wait for wait in sink.inside if wait.weak and wait.waiter in at_hand]
@@ -266,7 +267,7 @@ def not_begun(case: Case) -> Iterator[Retraction]:
 
 def not_completing(case: Case) -> Iterator[Retraction | StallMark]:
     """What one rank of a cycle waits for, where its sends over InfiniBand are not complete though they have been received."""
-    for sink in _cycles(case):
+    for sink in filter(attrgetter("is_cycle"), case.sinks):
         found: dict[Node, list[StallMark]] = defaultdict(list)
         for wait in sink.inside:
             end, target, group = wait.end, wait.target, case.job.groups[wait.key.group]
@@ -287,7 +288,7 @@ def behind_in_ring(case: Case) -> Iterator[Retraction | Wait]:
     """
     job = case.job
     lagging = cache(lambda: [wait for wait in laggards(job) if not _is_one_sided(job, wait)])
-    for sink in _cycles(case):
+    for sink in filter(attrgetter("is_cycle"), case.sinks):
         if not any(wait.weak for wait in sink.inside):
             continue
         behind = [wait for wait in lagging() if {wait.waiter, wait.target} <= set(sink.nodes)]
@@ -301,10 +302,6 @@ def behind_in_ring(case: Case) -> Iterator[Retraction | Wait]:
 
 
 # --- parts of what is retracted ------------------------------------------------------------------------------------------
-
-
-def _cycles(case: Case) -> list[Sink]:
-    return [sink for sink in case.sinks if sink.is_cycle]
 
 
 def _is_proven(job: Job, wait: Wait) -> bool:

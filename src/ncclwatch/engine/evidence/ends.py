@@ -249,13 +249,15 @@ class _Inside:
             yield from self._nothing_written(group, group.members[at.rank][0], at.source, strength)
             at = ring.get(at.ring.prev if back else at.ring.next)
 
-    def _children(self, group: Group, channel: int, rank: int, parent: int, strength: Strength) -> Iterator[Wait]:
-        """From a parent in a tree to its children in the node and on, while all is read: it sends what they all gave."""
-        for conn in group.members[rank][1].host_connections if rank in group.members else ():
-            place = (conn.channel, conn.direction, conn.connection_index > 0)
-            if place == (channel, Direction.RECV, False) and conn.peer != parent and steps_unread(conn) == 0:
-                waits = [*self._nothing_written(group, group.members[rank][0], conn, strength)]
-                yield from (*waits, *(self._children(group, channel, conn.peer, rank, strength) if waits else ()))
+    def _children(self, group: Group, channel: int, top: int, parent: int, strength: Strength) -> Iterator[Wait]:
+        """From the top of a tree in a node on to all below, while all is read: each sends on what its children gave it."""
+        todo = [top]
+        for rank in todo:
+            for conn in group.members[rank][1].host_connections if rank in group.members else ():
+                place = (conn.channel, conn.direction, conn.connection_index > 0)
+                if place == (channel, Direction.RECV, False) and conn.peer not in (*todo, parent) and steps_unread(conn) == 0:
+                    todo.append(conn.peer)
+                    yield from self._nothing_written(group, group.members[rank][0], conn, strength)
 
     def _nothing_written(self, group: Group, member: Member, conn: HostConnection, strength: Strength) -> Iterator[Wait]:
         wait = self._waits(group, member, conn, Why.EMPTY, f"all {conn.tail} steps read", strength)
