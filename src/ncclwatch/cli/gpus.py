@@ -12,7 +12,7 @@ from ncclwatch.cli.options import JsonOption
 from ncclwatch.cli.output import emit, emit_json, plain
 from ncclwatch.errors import TargetError
 from ncclwatch.model.gpu import GpuHealth, GpuLook, Links
-from ncclwatch.model.verdict import Culprit, Verdict
+from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 from ncclwatch.text import clean, columns
 
 _HEADER = ("GPU", "BUS", "MODEL", "SM MHZ", "POWER W", "°C", "BUSY", "PCIE", "NVLINK", "ECC", "TROUBLE")
@@ -108,8 +108,9 @@ def beside(verdicts: Sequence[Verdict], look: Callable[[float], GpuLook] | None 
 
 
 def _asked_of(verdict: Verdict, host: str) -> list[Culprit]:
-    """Culprits whose GPU is one of this node's."""
-    named = verdict.culprits if verdict.verdict_class.accuses else ()
+    """Culprits whose GPU is one of this node's. Of one that somebody has stopped it explains nothing, and costs time."""
+    asked = verdict.verdict_class.accuses and verdict.verdict_class is not VerdictClass.STOPPED
+    named = verdict.culprits if asked else ()
     return [one for one in named if one.host == host and one.ticket is not None and one.ticket.gpu_bus]
 
 

@@ -50,7 +50,8 @@ def test_the_driver_is_asked_once_and_only_where_somebody_of_this_node_is_named(
     two = verdict("0000:11:00.0")
     assert asked(two, two)[1] == 1
     for other in (
-        verdict("0000:11:00.0", host="elsewhere"), verdict("0000:11:00.0", kind=VerdictClass.UNKNOWN), verdict(""),
+        verdict("0000:11:00.0", host="elsewhere"), verdict("0000:11:00.0", kind=VerdictClass.UNKNOWN),
+        verdict("0000:11:00.0", kind=VerdictClass.STOPPED), verdict(""),
     ):  # fmt: skip
         assert asked(other) == ([other], 0)
 
