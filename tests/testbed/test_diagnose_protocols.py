@@ -62,6 +62,21 @@ def test_the_rank_that_never_comes_is_named(name: str) -> None:
     assert [culprit.rank for culprit in verdict.culprits] == [VICTIM], told
 
 
+@pytest.mark.parametrize(("fault", "rank"), [("stuck", 1), ("stall_gpu", 0)])
+def test_parent_and_child_of_a_tree_in_one_node_are_told_apart(fault: str, rank: int) -> None:
+    """Rank 0 sends for its node what rank 1 gives it: one does not come, or the other's GPU stands still."""
+    case = Case("2.27.5", (2, 2), 2, "LL", "Tree")
+    extra = ("--fault", f"{fault}:rank={rank},at=20", "--pause-us", "1000")
+    with case.job(extra=extra, wait_for="nothing") as job:
+        if fault == "stall_gpu":
+            job.wait_line(rank, "gpu stalled", 60)
+        wait_until_it_stands(job, creation=False)
+        verdict = judge(job.pids)
+    told = f"{verdict.verdict_class}: {verdict.summary} {verdict.evidence}"
+    assert [culprit.rank for culprit in verdict.culprits] == [rank], told
+    assert verdict.verdict_class in (VerdictClass.NOT_ENTERED, VerdictClass.HARDWARE), told
+
+
 def test_a_proxy_that_stalls_under_ll128_accuses_nobody_beyond_its_link() -> None:
     """Memory alone does not always tell a proxy that does not receive from a link that does not carry: both may be named."""
     case = Case("2.27.5", APART, protocol="LL128")
