@@ -123,7 +123,10 @@ def test_flags_show_what_no_tail_counts(shape: str, monkeypatch: pytest.MonkeyPa
         bare = [c for c in target.sample().communicators[0].host_connections if c.head]
     used = 0 if shape == "allreduce" else 1
     assert seen and {c.connection_index for c in seen} == {used}
-    assert all(c.transport is Transport.SHM and c.tail is not None and c.head <= c.tail for c in seen if c.head is not None)
+    # A line that was written while the others were read leaves it open.
+    known = [c for c in seen if c.tail is not None]
+    assert known and all(c.transport is Transport.SHM for c in seen)
+    assert all(c.head <= c.tail for c in known if c.head is not None and c.tail is not None)
     assert {c.tail for c in bare} == {0}
 
 
