@@ -95,6 +95,11 @@ def ranks(numbers: Sequence[int]) -> str:
     return f"{'rank' if len(set(numbers)) == 1 else 'ranks'} {ranges(numbers)}"
 
 
+def bus_text(number: int) -> str:
+    """``0000:07:00.0`` of NCCL's number, whose hexadecimal digits are the bus id's (``busIdToInt64``, src/misc/utils.cc)."""
+    return f"{number >> 20 & 0xFFFFFFFF:04x}:{number >> 12 & 0xFF:02x}:{number >> 4 & 0xFF:02x}.{number & 0xF:x}"
+
+
 def size(nbytes: float) -> str:
     """A number of bytes in binary units: ``512 B``, ``1.5 KiB``, ``64 MiB``."""
     value = float(nbytes)

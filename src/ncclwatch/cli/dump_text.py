@@ -8,7 +8,7 @@ from datetime import datetime
 
 from ncclwatch.cli import labels
 from ncclwatch.model.state import Communicator, Direction, OpPhase, ProcessSample, ProxyOperation, ProxySub
-from ncclwatch.text import Style, clean, columns, ranges, size
+from ncclwatch.text import Style, bus_text, clean, columns, ranges, size
 from ncclwatch.view.steps import host_waits_for, waits_for
 
 # Rows of one table; a process with more unfinished transfers is told apart by --json.
@@ -99,10 +99,8 @@ def _communicator_row(c: Communicator) -> tuple[str, ...]:
 
 
 def bus(bus_id: int | None) -> str:
-    """A bus id as ``0000:1b:00.0``: NCCL packs domain, bus, device and function into one number (``busIdToInt64``)."""
-    if bus_id is None:
-        return ""
-    return f"{bus_id >> 20 & 0xFFFFFFFF:04x}:{bus_id >> 12 & 0xFF:02x}:{bus_id >> 4 & 0xFF:02x}.{bus_id & 0xF:x}"
+    """A bus id as ``0000:1b:00.0``; empty where it is not known."""
+    return "" if bus_id is None else bus_text(bus_id)
 
 
 def _ring(c: Communicator) -> str:

@@ -56,7 +56,7 @@ def _links(gpu: GpuHealth, peers: Sequence[GpuHealth]) -> Iterator[Found]:
     active = Counter(link for links in known for link in links.active)
     down = [link for link in gpu.links.inactive if active[link] * 2 > len(known)]
     if down:
-        yield Found(Trouble.NVLINK_DOWN, f"NVLink {_list(down)} inactive, active on its peers")
+        yield Found(Trouble.NVLINK_DOWN, f"NVLink {', '.join(map(str, down))} inactive, active on its peers")
     if gpu.links.recoveries:
         times = ", ".join(f"{link} ({count} times)" for link, count in sorted(gpu.links.recoveries.items()))
         yield Found(Trouble.NVLINK_ERRORS, f"NVLink had to recover: {times}")
@@ -93,7 +93,3 @@ def _figures(gpu: GpuHealth) -> str:
     ]
     words = ", ".join(filter(None, told))
     return f": {words}" if words else ""
-
-
-def _list(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ncclwatch.knowledge.rows import release_text
-from ncclwatch.knowledge.tickets import bus_text
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.traits import NicTrait, Traits
-from ncclwatch.text import clean, ranges
+from ncclwatch.text import bus_text, clean, ranges
 
 UNSET = "not set"
 OWN = ("CUDA_VISIBLE_DEVICES",)

@@ -9,6 +9,7 @@ from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.traits import GpuTrait
 from ncclwatch.model.verdict import Culprit, Ticket, Verdict
+from ncclwatch.text import bus_text
 
 Processes = Mapping[tuple[str, int], ProcessSample]
 """The newest sample by (host, pid)."""
@@ -59,11 +60,6 @@ def _buses(culprit: Culprit, sample: ProcessSample) -> set[str]:
         for communicator in sample.communicators
         if communicator.bus_id is not None and culprit.gpu in (None, communicator.device)
     }
-
-
-def bus_text(number: int) -> str:
-    """``0000:07:00.0`` of NCCL's number, whose hexadecimal digits are the bus id's (``busIdToInt64``, src/misc/utils.cc)."""
-    return f"{number >> 20:04x}:{number >> 12 & 0xFF:02x}:{number >> 4 & 0xFF:02x}.{number & 0xF:x}"
 
 
 def _nics(culprit: Culprit, nics: Iterable[NicRecord]) -> Iterator[str]:

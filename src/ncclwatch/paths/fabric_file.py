@@ -47,6 +47,7 @@ import numpy as np
 
 from ncclwatch.errors import UsageError
 from ncclwatch.paths.fabric import BOND, MAX_PORTS, Fabric, regular
+from ncclwatch.paths.probed import read_bytes
 from ncclwatch.text import clean
 
 MAX_BYTES = 16 << 20
@@ -72,17 +73,11 @@ _REGULAR = {
 
 def read(path: Path) -> Fabric:
     """The fabric that a file describes. Raises :class:`UsageError` for one that cannot be read or makes no sense."""
+    hint = "give a TOML file of the fabric"
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{clean(str(path))} cannot be read: {error.strerror}", "give a TOML file of the fabric") from None
-    if len(data) > MAX_BYTES:
-        raise UsageError(f"{clean(str(path))} is too large", f"at most {MAX_BYTES >> 20} MiB are read")
-    try:
-        return parse(data.decode())
+        return parse(read_bytes(path, MAX_BYTES, hint).decode())
     except UnicodeDecodeError:
-        raise UsageError(f"{clean(str(path))} is not UTF-8", "give a TOML file of the fabric") from None
+        raise UsageError(f"{clean(str(path))} is not UTF-8", hint) from None
 
 
 def parse(text: str) -> Fabric:

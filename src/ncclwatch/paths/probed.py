@@ -103,15 +103,17 @@ def read(data: bytes, name: str) -> tuple[Probe, ...]:
     return found.probes
 
 
-def read_bytes(path: Path) -> bytes:
-    """A file, at most :data:`MAX_BYTES` of it. Raises :class:`UsageError`."""
+def read_bytes(path: Path, most: int = MAX_BYTES, hint: str = "give a file") -> bytes:
+    """A file of at most ``most`` bytes; ``hint`` says what to give instead of one that cannot be read. Raises
+    :class:`UsageError`.
+    """
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(most + 1)
     except OSError as error:
-        raise UsageError(f"{clean(str(path))} cannot be read: {error.strerror}", "give a file") from None
-    if len(data) > MAX_BYTES:
-        raise UsageError(f"{clean(str(path))} is too large", f"at most {MAX_BYTES >> 20} MiB are read")
+        raise UsageError(f"{clean(str(path))} cannot be read: {error.strerror}", hint) from None
+    if len(data) > most:
+        raise UsageError(f"{clean(str(path))} is too large", f"at most {most >> 20} MiB are read")
     return data
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.knowledge.match import informed
-from ncclwatch.knowledge.tickets import bus_text, by_place
+from ncclwatch.knowledge.tickets import by_place
 from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.traits import GpuTrait, Traits
 from ncclwatch.model.verdict import Verdict, schema
-from ncclwatch.text import Style
+from ncclwatch.text import Style, bus_text
 from ncclwatch.view.verdict_text import verdict_lines
 from unit.synthetic import frozen_ring, looks
 
