@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclwatch.cli import options
-from ncclwatch.cli.gpus import beside
 from ncclwatch.cli.options import (
     AllOption,
     AllowPauseOption,
@@ -94,10 +93,11 @@ def diagnose(
             return judged
     live = options.choose_pids(named, every) if named or every or not files else []
     verdicts, problems = judge(live, files, every=every, wait=wait, interval=interval, wire=wire)
-    if stacks and live and any(verdict.verdict_class.accuses for verdict in verdicts):
-        verdicts = _with_stacks(verdicts, live, pause=allow_pause)
-    if live:
-        verdicts = beside(verdicts)
+    if live and any(verdict.verdict_class.accuses for verdict in verdicts):
+        # Late: a verdict does not wait until that is loaded.
+        from ncclwatch.cli.gpus import beside
+
+        verdicts = beside(_with_stacks(verdicts, live, pause=allow_pause) if stacks else verdicts)
     if as_json:
         emit_json(verdicts[0].to_json())
     else:
