@@ -15,7 +15,8 @@ NCCL_VERSIONS := 2.19.3 2.21.5 2.27.5 2.32.3
 DEMO_NCCL := 2.27.5
 
 DEMO_PACKAGES := $(shell sed -e 's/\#.*//' scripts/debian-packages.txt)
-TEST_PACKAGES := $(DEMO_PACKAGES) bpftrace strace $(shell sed -e 's/\#.*//' tests/vm/packages.txt)
+FLEET_PACKAGES := $(shell sed -e 's/\#.*//' scripts/fleet-packages.txt)
+TEST_PACKAGES := $(DEMO_PACKAGES) $(FLEET_PACKAGES) bpftrace strace $(shell sed -e 's/\#.*//' tests/packages.txt tests/vm/packages.txt)
 
 .PHONY: help demo test beside test-all setup setup-demo lint unit attach vm gpu shim fuzz bench eval eval-real eval-full calibrate clean
 
@@ -53,7 +54,7 @@ $(CACHE)/stamps/demo-packages: scripts/debian-packages.txt Makefile | $(CACHE)/s
 	$(call apt_install,$(DEMO_PACKAGES))
 	@touch $@
 
-$(CACHE)/stamps/test-packages: scripts/debian-packages.txt tests/vm/packages.txt Makefile | $(CACHE)/stamps
+$(CACHE)/stamps/test-packages: scripts/debian-packages.txt scripts/fleet-packages.txt tests/packages.txt tests/vm/packages.txt Makefile | $(CACHE)/stamps
 	$(call apt_install,$(TEST_PACKAGES))
 	@touch $@
 
@@ -100,7 +101,7 @@ demo: setup-demo
 # beside them, and tell what they found at the end. What needs no real job gets what the real jobs leave of the CPUs, so that these
 # hardly notice it. The guest takes all there is: it comes last, when they are done.
 WHEN_IDLE := chrt --idle 0
-MORE := $(wildcard tests/testbed/test_testbed_*.py) tests/testbed/test_conflicts_live.py tests/testbed/test_diagnose_job.py
+MORE := $(wildcard tests/fleet tests/testbed/test_testbed_*.py) tests/testbed/test_conflicts_live.py tests/testbed/test_diagnose_job.py
 BESIDE := tests/unit $(MORE)
 MAIN_CACHE := $(CACHE)/pytest-main
 # What takes long and has a shorter test beside it is left to `make test-all`.
