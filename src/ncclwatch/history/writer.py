@@ -73,7 +73,9 @@ class HistoryWriter:
         self.dropped = 0
         self.rows = 0
         """Rows that are in the journal or in files; the number of the last one."""
-        self._queue: queue.Queue[tuple[int, Made] | None] = queue.Queue(QUEUE)
+        self._queue: queue.Queue[tuple[int, int, Made] | None] = queue.Queue(QUEUE)
+        self._heard_ns = self._kept_ns = time.time_ns()
+        """What was handed over up to then has been taken, and is in the journal."""
         self._lock = threading.Lock()
         self._untold = [0, 0, 0]
         """Looks that were dropped and not told yet, and the times of the first and last of them."""
@@ -82,7 +84,8 @@ class HistoryWriter:
         self._sealed: list[journal.Journal] = []
         """Journals that are whole and not yet files."""
         self._retry_at = self._roll_at = 0.0
-        self._said = self._synced = self._compacted = time.monotonic()
+        self._said = self._synced = time.monotonic()
+        self._compacted: float | None = None
         self._journal = self._open()
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
         self._thread.start()
@@ -92,7 +95,7 @@ class HistoryWriter:
         is dropped, and that is told.
         """
         try:
-            self._queue.put_nowait((time_ns, make))
+            self._queue.put_nowait((time.time_ns(), time_ns, make))
         except queue.Full:
             self._drop(time_ns, 1, "the disk does not keep up")
 
@@ -120,7 +123,6 @@ class HistoryWriter:
 
     def _run(self) -> None:
         _lower_priority()
-        compact.look_after(self.root)
         ended = False
         while not ended:
             ended = self._hear()
@@ -134,14 +136,17 @@ class HistoryWriter:
         """Take what waits, or wait a moment for it; whether it was the last."""
         wait = SYNC_S
         for _ in range(TOGETHER):
+            began = time.time_ns()
             try:
                 item = self._queue.get(timeout=wait) if wait else self._queue.get_nowait()
             except queue.Empty:
+                self._heard_ns = max(self._heard_ns, began)
                 return False
             if item is None:
+                self._heard_ns = time.time_ns()
                 return True
             wait = 0.0
-            time_ns, make = item
+            self._heard_ns, time_ns, make = item
             try:
                 made = [(row.table, fitted(row)) for row in make()]
             except Exception as error:
@@ -167,8 +172,10 @@ class HistoryWriter:
             return
         waiting = [*told, *self._pending]
         try:
-            for rows in _frames(waiting) if waiting else ([],):
-                self._journal.append(time.time_ns(), self.rows + 1, rows)
+            for rows in list(_frames(waiting)) or [[]]:
+                # Of what was handed over by then nothing may wait behind a frame that says so.
+                self._kept_ns = self._heard_ns if len(rows) == len(waiting) else self._kept_ns
+                self._journal.append(self._kept_ns, self.rows + 1, rows)
                 self.rows += len(rows)
                 del waiting[: len(rows)]
         except OSError as error:
@@ -198,7 +205,8 @@ class HistoryWriter:
                 # A full disk, or a value that Parquet does not take: the journal is whole, and nothing of it is lost.
                 self.problem = f"files of the history cannot be written ({clean(str(error), 200)}): its journal is kept"
             self._roll_at = now + RETRY_S if self._sealed else 0.0
-        if now - self._compacted > self._rhythm.compact_s and not last:
+        # At the beginning too: who was killed before has left a journal.
+        if (self._compacted is None or now - self._compacted > self._rhythm.compact_s) and not last:
             self._compacted = now
             compact.look_after(self.root)
 
@@ -206,7 +214,7 @@ class HistoryWriter:
         if due:
             # The next is there before this one goes: whoever is killed leaves a journal behind, and so is missed.
             following = journal.Journal(self.root, self.life, self._journal.segment + 1)
-            following.append(time.time_ns(), self.rows + 1, [])
+            following.append(self._kept_ns, self.rows + 1, [])
             self._sealed.append(self._journal)
             self._journal = following
 
