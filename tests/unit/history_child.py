@@ -34,7 +34,7 @@ def main() -> None:
         row = Row("rates", time_ns - dice.randrange(3) * DAY_NS, f"job/{number % 2}", "run", values)
         writer.put(time_ns, lambda row=row: [row])  # type: ignore[misc]
         print(f"offered {number} {time.time_ns()}", flush=True)
-        if number % 20 == 0:
+        if number % 4 == 0:
             time.sleep(0.01)
 
 

@@ -11,6 +11,7 @@ import typer
 from ncclwatch.cli import options
 from ncclwatch.cli.asking import AskFileOption, Bell
 from ncclwatch.cli.haste import HASTE, tell, told
+from ncclwatch.cli.history_keeper import HistoryOption, keeping
 from ncclwatch.cli.hooks import (
     HOOK_COOLDOWN_S,
     HOOK_FLOOR,
@@ -82,6 +83,7 @@ def attach(
     on_verdict: OnVerdictOption = None, hook_floor: HookFloorOption = HOOK_FLOOR, hook_log: HookLogOption = None,
     hook_cooldown: HookCooldownOption = HOOK_COOLDOWN_S, hook_dry_run: HookDryRunOption = False,
     slow_mode: SlowModeOption = "ncclwatch", t_base: TBaseOption = None, theta: ThetaOption = 3.0,
+    history: HistoryOption = None,
 ) -> int:  # fmt: skip
     """Watch NCCL processes live: operation, rate and steps of every rank, and a verdict when one holds the others up.
 
@@ -116,8 +118,9 @@ def attach(
     session.taps.append(_until_judged())
     with closing(session), serving(metrics) as also:
         session.start(options.choose_pids(named, every), calls=probes)
-        with hooked(hook) as hooks:
-            show(session, surface, duration, [*also, *hooks], paths or ())
+        with hooked(hook) as hooks, keeping(history, "attach") as kept:
+            session.before = kept[0].before if kept else None
+            show(session, surface, duration, [*also, *kept, *hooks], paths or ())
     return ExitStatus.VERDICT if exit_code and verdict_stands(session.verdict) else ExitStatus.OK
 
 

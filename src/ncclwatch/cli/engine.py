@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclwatch.cli.asking import AskFileOption, Bell
+from ncclwatch.cli.history_keeper import HistoryOption, keeping
 from ncclwatch.cli.hooks import (
     HOOK_COOLDOWN_S,
     HOOK_FLOOR,
@@ -59,6 +60,7 @@ def engine(
     hang_after: HangAfterOption = HANG_FLOOR_S, fixed: FixedOption = False,
     ask_file: AskFileOption = None,
     slow_mode: SlowModeOption = "ncclwatch", t_base: TBaseOption = None, theta: ThetaOption = 3.0,
+    history: HistoryOption = None,
 ) -> None:  # fmt: skip
     """Take what agents send, and say which rank, stage and link holds each job up. Watch it with 'ncclwatch top'."""
     from ncclwatch.cli.engine_log import EngineLog
@@ -83,9 +85,12 @@ def engine(
     try:
         log.listening(service, secured=pair is not None, known=len(pair[1]) if pair else 0)
         until = float("inf") if duration is None else time.monotonic() + duration
-        with serving(metrics) as also, hooked(hook) as hooks:
+        with serving(metrics) as also, hooked(hook) as hooks, keeping(history, "engine") as kept:
+            service.before = kept[0].before if kept else None
 
             def show(job: Job, update: Update) -> None:
+                for keeper in kept:
+                    keeper.take(job.session, update, job.name)
                 for one in hooks:
                     one.take(update, job.name)
                 log.update(job, update)

@@ -16,7 +16,7 @@ from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.session import DiagnosisSession, Update
 from ncclwatch.engine.slow.modes import SlowRule
-from ncclwatch.knowledge.match import advise
+from ncclwatch.knowledge.match import Before, advise
 from ncclwatch.messaging.hub import Hub
 from ncclwatch.messaging.keys import Key, KnownKeys
 
@@ -74,6 +74,8 @@ class EngineService:
         self._asked = asked
         self.hub = Hub(address, self._take, keys=keys)
         self.interval_s = interval_s
+        self.before: Before | None = None
+        """Who knows the past of a verdict's culprits: a history."""
         self.refused_jobs = 0
         self.judged = 0
         self.failures = 0
@@ -141,7 +143,7 @@ class EngineService:
             viewers = self.hub.viewers(job.name)
             # Who watches sees every look, and what nobody has looked at is judged.
             update = job.session.judge(now_ns) if viewers or job.session.is_due(now_ns) else job.session.take(now_ns)
-            advise(job.session, update)
+            advise(job.session, update, self.before)
             settled = frozenset() if viewers else job.session.settled()
             searching = job.session.searching()
         except Exception as error:

@@ -21,7 +21,7 @@ from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.session import DiagnosisSession, Update
 from ncclwatch.engine.slow.modes import SlowRule
-from ncclwatch.knowledge.match import advise
+from ncclwatch.knowledge.match import Before, advise
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict
@@ -116,6 +116,8 @@ class LiveSession(DiagnosisSession):
         self._asked = asked
         self.taps: list[Callable[[NodeBatch], None]] = []
         """Who else takes every batch: a recording."""
+        self.before: Before | None = None
+        """Who knows the past of a verdict's culprits: a history."""
 
     # --- beginning, steps, end -----------------------------------------------------------------------------------------
 
@@ -139,7 +141,7 @@ class LiveSession(DiagnosisSession):
         for tap in list(self.taps):
             tap(batch)
         self.feed(batch)
-        update = advise(self, self.judge(batch.time_ns)) if batch.looked else self.take(batch.time_ns)
+        update = advise(self, self.judge(batch.time_ns), self.before) if batch.looked else self.take(batch.time_ns)
         self._ease(batch.time_ns / 1e9)
         update.finished = batch.finished
         update.notes += [self._desk.take(order) for order in update.orders]
