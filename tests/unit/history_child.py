@@ -1,6 +1,6 @@
 """A writer that is killed: hands over numbered rows as fast as they are taken, and says on standard output how many it has.
 
-    python history_child.py FOLDER SEED
+python history_child.py FOLDER SEED
 """
 
 from __future__ import annotations

@@ -79,11 +79,10 @@ def attach(
     hang_after: HangAfterOption = HANG_FLOOR_S, fixed: FixedOption = False,
     sample: SampleOption = None,
     ask_file: AskFileOption = None,
-    metrics: MetricsOption = None, paths: PathsFilesOption = None,
+    metrics: MetricsOption = None, paths: PathsFilesOption = None, history: HistoryOption = None,
     on_verdict: OnVerdictOption = None, hook_floor: HookFloorOption = HOOK_FLOOR, hook_log: HookLogOption = None,
     hook_cooldown: HookCooldownOption = HOOK_COOLDOWN_S, hook_dry_run: HookDryRunOption = False,
     slow_mode: SlowModeOption = "ncclwatch", t_base: TBaseOption = None, theta: ThetaOption = 3.0,
-    history: HistoryOption = None,
 ) -> int:  # fmt: skip
     """Watch NCCL processes live: operation, rate and steps of every rank, and a verdict when one holds the others up.
 
@@ -118,8 +117,7 @@ def attach(
     session.taps.append(_until_judged())
     with closing(session), serving(metrics) as also:
         session.start(options.choose_pids(named, every), calls=probes)
-        with hooked(hook) as hooks, keeping(history, "attach") as kept:
-            session.before = kept[0].before if kept else None
+        with hooked(hook) as hooks, keeping(history, "attach", session) as kept:
             show(session, surface, duration, [*also, *kept, *hooks], paths or ())
     return ExitStatus.VERDICT if exit_code and verdict_stands(session.verdict) else ExitStatus.OK
 

@@ -51,16 +51,14 @@ def engine(
     interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two verdicts.")] = 1.0,
     duration: DurationOption = None,
     as_json: JsonOption = False,
-    metrics: MetricsOption = None,
+    metrics: MetricsOption = None, history: HistoryOption = None,
     on_verdict: OnVerdictOption = None, hook_floor: HookFloorOption = HOOK_FLOOR, hook_log: HookLogOption = None,
     hook_cooldown: HookCooldownOption = HOOK_COOLDOWN_S, hook_dry_run: HookDryRunOption = False,
     traffic_every: Annotated[
         float, typer.Option("--traffic-every", min=0.1, max=1e6, help="Seconds between two lines about what came in.")
     ] = 60.0,
-    hang_after: HangAfterOption = HANG_FLOOR_S, fixed: FixedOption = False,
-    ask_file: AskFileOption = None,
+    hang_after: HangAfterOption = HANG_FLOOR_S, fixed: FixedOption = False, ask_file: AskFileOption = None,
     slow_mode: SlowModeOption = "ncclwatch", t_base: TBaseOption = None, theta: ThetaOption = 3.0,
-    history: HistoryOption = None,
 ) -> None:  # fmt: skip
     """Take what agents send, and say which rank, stage and link holds each job up. Watch it with 'ncclwatch top'."""
     from ncclwatch.cli.engine_log import EngineLog
@@ -85,8 +83,7 @@ def engine(
     try:
         log.listening(service, secured=pair is not None, known=len(pair[1]) if pair else 0)
         until = float("inf") if duration is None else time.monotonic() + duration
-        with serving(metrics) as also, hooked(hook) as hooks, keeping(history, "engine") as kept:
-            service.before = kept[0].before if kept else None
+        with serving(metrics) as also, hooked(hook) as hooks, keeping(history, "engine", service) as kept:
 
             def show(job: Job, update: Update) -> None:
                 for keeper in kept:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Protocol, cast
 
 import typer
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ncclwatch.engine.session import DiagnosisSession, Update
     from ncclwatch.history.feed import Feed
     from ncclwatch.history.tables import Row
+    from ncclwatch.knowledge.match import Before
     from ncclwatch.model.verdict import Verdict
 
 HistoryOption = Annotated[
@@ -28,6 +29,12 @@ GPUS_EVERY_S, GPUS_TIMEOUT_S = 600.0, 5.0
 """How often the driver of the GPUs is asked, and how long it may take."""
 DEFAULT_JOB = "default"
 """What an engine calls the job of agents that name none."""
+
+
+class Judging(Protocol):
+    """Who judges, and may ask what is known of the past."""
+
+    before: Before | None
 
 
 class HistoryKeeper:
@@ -99,12 +106,13 @@ class HistoryKeeper:
 
 
 @contextmanager
-def keeping(folder: Path | None, command: str) -> Iterator[list[HistoryKeeper]]:
-    """The surface that keeps a history, if any; closed at the end."""
+def keeping(folder: Path | None, command: str, judging: Judging) -> Iterator[list[HistoryKeeper]]:
+    """The surface that keeps a history, if any, and that tells ``judging`` what it knows; closed at the end."""
     if folder is None:
         yield []
         return
     keeper = HistoryKeeper(folder, command)
+    judging.before = keeper.before
     try:
         yield [keeper]
     finally:

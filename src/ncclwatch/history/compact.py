@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ncclwatch.history import files, journal
-from ncclwatch.history.tables import TABLES, Row, arrow_schema, fitted
+from ncclwatch.history import files, journal, remote
+from ncclwatch.history.tables import Row, arrow_schema, fitted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,9 +71,7 @@ def look_after(root: Path, *, wait: bool = False) -> Done | None:
             keep = keep_of(root)
             merge(root, done)
             if keep.store:
-                from ncclwatch.history.remote import copy_days
-
-                copy_days(root, keep.store, done)
+                done.copied, done.problem = remote.copy_days(root, keep.store)
             retain(root, keep, done)
     except OSError as error:
         done.problem = error.strerror or str(error)
@@ -123,21 +121,12 @@ def _told(found: journal.Read, path: Path) -> journal.Numbered:
 # --- many files to one ---------------------------------------------------------------------------------------------------
 
 
-def folders(root: Path) -> Iterator[tuple[str, str, Path]]:
-    """(table, day, folder) of everything there is."""
-    for table in TABLES:
-        for path in sorted((root / table).glob("day=*/job=*")):
-            day = files.DAY.fullmatch(path.parent.name)
-            if day is not None and path.is_dir() and not path.is_symlink():
-                yield table, day[1], path
-
-
 def merge(root: Path, done: Done) -> None:
     """Make one file of many small ones, one a day when that is over; remove what a merge before has left."""
     import pyarrow as pa
 
     today = files.day_of(time.time_ns())
-    for table, day, folder in folders(root):
+    for table, day, folder in files.folders(root):
         try:
             _merge_folder(root, folder, arrow_schema(table), over=day < today, done=done)
         except pa.ArrowException as error:
@@ -178,7 +167,8 @@ def _parts(path: Path, wanted: pa.Schema) -> Iterator[pa.Table]:
         for number in range(max(1, file.num_row_groups)):
             part = file.read_row_group(number) if file.num_row_groups else file.read()
             arrays = [
-                part.column(field.name) if field.name in part.schema.names else pa.nulls(len(part), field.type) for field in wanted
+                part.column(field.name) if field.name in part.schema.names else pa.nulls(len(part), field.type)
+                for field in wanted
             ]
             yield pa.Table.from_arrays(arrays, schema=wanted)
 
@@ -189,9 +179,9 @@ def _parts(path: Path, wanted: pa.Schema) -> Iterator[pa.Table]:
 def retain(root: Path, keep: Keep, done: Done, today: date | None = None) -> None:
     """Remove days that are older than is kept, then the oldest of what is most, until the rest is small enough."""
     oldest = ((today or datetime.now(UTC).date()) - timedelta(days=keep.days)).isoformat()
-    found = [(table, day, folder, _size(folder)) for table, day, folder in folders(root)]
+    found = [(table, day, folder, _size(folder)) for table, day, folder in files.folders(root)]
     total = sum(size for *_, size in found)
-    for table, day, folder, size in sorted(found, key=lambda one: (one[1] >= oldest, one[0] not in BULKY, one[1])):
+    for _, day, folder, size in sorted(found, key=lambda one: (one[1] >= oldest, one[0] not in BULKY, one[1])):
         if day >= oldest and total <= keep.nbytes:
             break
         total -= size

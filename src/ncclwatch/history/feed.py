@@ -225,4 +225,4 @@ def job_name(info: ProcessInfo) -> str:
     words = [word for word in info.command if word]
     module = next((words[place + 1] for place, word in enumerate(words[:-1]) if word == "-m"), "")
     script = next((word for word in words if word.endswith(".py")), "")
-    return (script or module or info.name or "unnamed").rpartition("/")[2]
+    return (script or module or next(iter(words), "") or info.name or "unnamed").rpartition("/")[2]

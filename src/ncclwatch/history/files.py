@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from ncclwatch.history.journal import Numbered, Read
-from ncclwatch.history.tables import DOCUMENT, REAL, TEXT, TIME, WHOLE, arrow_table, columns
+from ncclwatch.history.tables import DOCUMENT, REAL, TABLES, TEXT, TIME, WHOLE, arrow_table, columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,6 +57,15 @@ def folder_name(job: str) -> str:
     name = quote(job, safe="", errors="replace").replace("~", "%7E") or "_"
     name = f"%2E{name[1:]}" if name.startswith(".") else name
     return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 20]}~{hashlib.sha256(job.encode()).hexdigest()[:12]}"
+
+
+def folders(root: Path) -> Iterator[tuple[str, str, Path]]:
+    """(table, day, folder) of everything there is."""
+    for table in TABLES:
+        for path in sorted((root / table).glob("day=*/job=*")):
+            day = DAY.fullmatch(path.parent.name)
+            if day is not None and path.is_dir() and not path.is_symlink():
+                yield table, day[1], path
 
 
 def day_of(time_ns: int) -> str:
@@ -164,7 +173,9 @@ def is_ours(schema: pa.Schema | None, wanted: pa.Schema) -> bool:
     """Whether a file has columns of this table and no others, each of its type."""
     if schema is None:
         return False
-    return all(name in wanted.names and wanted.field(name).type == kind for name, kind in zip(schema.names, schema.types, strict=True))
+    return all(
+        name in wanted.names and wanted.field(name).type == kind for name, kind in zip(schema.names, schema.types, strict=True)
+    )
 
 
 def sources_of(schema: pa.Schema) -> frozenset[str]:

@@ -42,7 +42,7 @@ def folder(root: Path) -> Path:
 
 
 class Journal:
-    """One segment being written by its owner. Raises ``OSError`` where it cannot be made or written; a frame is whole or absent."""
+    """One segment, written by its owner. Raises ``OSError`` where it cannot be made or written; a frame is whole or absent."""
 
     def __init__(self, root: Path, life: str, segment: int) -> None:
         self.path = folder(root) / f"{life}.{segment}{SUFFIX}"
@@ -88,8 +88,9 @@ class Journal:
 
 @dataclass(slots=True)
 class Read:
-    """What a journal holds: its rows, the wall time of its last whole frame (0: none), the highest number (-1: none), and how many bytes at
-    its end are no whole frame."""
+    """What a journal holds: its rows, the wall time of its last whole frame (0: none), the highest number (-1: none), and how many
+    bytes at its end are no whole frame.
+    """
 
     life: str
     segment: int

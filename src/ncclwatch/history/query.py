@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from types import TracebackType
 from typing import Any
 
@@ -28,6 +27,16 @@ MAX_SQL = 1 << 16
 Value = Any
 _READING = frozenset({"SELECT", "EXPLAIN"})
 _MISSING = "the package {} is needed"
+
+INCIDENTS = """
+CREATE VIEW incidents AS
+SELECT told.* EXCLUDE (kind, duration_s), ended.time AS ended, ended.kind AS ended_by,
+       coalesce(ended.duration_s, epoch(ended.time - told.time)) AS stood_s
+FROM (SELECT * FROM verdicts WHERE kind = 'verdict') AS told
+ASOF LEFT JOIN (SELECT job, run, verdict_id, time, kind, duration_s FROM verdicts WHERE kind <> 'verdict') AS ended
+ON told.job = ended.job AND told.run = ended.run AND told.verdict_id = ended.verdict_id AND told.time <= ended.time
+"""
+"""A verdict from when it was told to when it ended: ``ended_by`` is ``recovery`` or ``over``, empty while it stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +73,9 @@ class History:
             both = f"SELECT * FROM {table}_files UNION ALL SELECT * FROM {table}_fresh"  # noqa: S608 - names of ours
             # A verdict may be told by several: live, and imported later.
             one = " QUALIFY row_number() OVER (PARTITION BY id ORDER BY time, life, n) = 1" if table == "verdicts" else ""
-            self._connection.execute(f"CREATE VIEW {table} AS SELECT * FROM ({both}){one}")
+            self._connection.execute(f"CREATE VIEW {table} AS SELECT * FROM ({both}){one}")  # noqa: S608 - as above
+        if "verdicts" in self._tables:
+            self._connection.execute(INCIDENTS)
         for setting in ("enable_external_access = false", "lock_configuration = true"):
             self._connection.execute(f"SET {setting}")
 
@@ -89,7 +100,9 @@ class History:
             try:
                 return self._ask(sql, values)
             except duckdb.OutOfMemoryException:
-                raise TargetError("the question needs too much memory", "narrow it in time, or allow more with --memory") from None
+                raise TargetError(
+                    "the question needs too much memory", "narrow it in time, or allow more with --memory"
+                ) from None
             except duckdb.InterruptException:
                 raise TargetError(
                     f"no answer within {self._timeout_s:.0f} s", "narrow the question in time, or allow more with --timeout"
@@ -138,11 +151,6 @@ def need_packages() -> None:
     """Raise ``TargetError`` where what a history needs is not installed."""
     try:
         import duckdb  # noqa: F401
-        import pyarrow  # noqa: F401, ICN001
+        import pyarrow  # noqa: F401
     except ImportError as error:
         raise TargetError(_MISSING.format(error.name), "install it with: pip install 'ncclwatch[fleet]'") from None
-
-
-def seconds_between(begin: datetime, end: datetime) -> float:
-    """From one time to another, at least 0."""
-    return max(0.0, (end - begin).total_seconds())

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ncclwatch.errors import UsageError
 from ncclwatch.history import files
 from ncclwatch.text import clean
-
-if TYPE_CHECKING:
-    from ncclwatch.history.compact import Done
 
 
 def is_remote(where: str) -> bool:
@@ -33,20 +30,18 @@ def file_system(where: str) -> tuple[Any, str]:
     return system, path
 
 
-def copy_days(root: Path, store: str, done: Done) -> None:
-    """Copy what is of days that are over and not there yet; what fails is told in ``done.problem`` and tried again next time.
+def copy_days(root: Path, store: str) -> tuple[int, str]:
+    """Copy what is of days that are over and not there yet: how many files, and what failed, to be tried again next time.
 
     A file becomes visible there when it is whole (an object is).
     """
     import pyarrow as pa
     from pyarrow import fs
 
-    from ncclwatch.history.compact import folders
-
-    today = files.day_of(time.time_ns())
+    today, copied = files.day_of(time.time_ns()), 0
     try:
         system, base = file_system(store)
-        for _, day, folder in folders(root):
+        for _, day, folder in files.folders(root):
             if day >= today:
                 continue
             relative = folder.relative_to(root).as_posix()
@@ -55,9 +50,10 @@ def copy_days(root: Path, store: str, done: Done) -> None:
             for path in folder.glob(f"*{files.SUFFIX}"):
                 if path.name not in known:
                     _copy(path, system, f"{base}/{relative}", path.name)
-                    done.copied += 1
+                    copied += 1
     except (OSError, pa.ArrowException, UsageError) as error:
-        done.problem = f"{clean(store)}: {clean(str(error))}"
+        return copied, f"{clean(store)}: {clean(str(error))}"
+    return copied, ""
 
 
 def _copy(path: Path, system: Any, folder: str, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,7 +57,7 @@ def verdict_row(of: Run, time_ns: int, kind: str, document: Mapping[str, Any], d
     """A verdict (as of ``Verdict.to_json``; from a file it may be anything) that began to stand (``verdict``), ended because the
     job went on (``recovery``), or stands no longer for another reason (``over``)."""
     culprits = [one for one in _list(document.get("culprits")) if isinstance(one, dict)]
-    tickets = [one.get("ticket") if isinstance(one.get("ticket"), dict) else {} for one in culprits]
+    tickets = [ticket if isinstance(ticket := one.get("ticket"), dict) else {} for one in culprits]
     places = [(ticket.get("node"), one.get("host")) for one, ticket in zip(culprits, tickets, strict=True)]
     reasons = [reason for one in culprits if isinstance(reason := one.get("reason"), str)]
     operation, communicator, since = document.get("operation"), document.get("communicator"), document.get("since")
@@ -151,10 +152,16 @@ def link_row(of: Run, link: LinkChange) -> Row:
 def kernel_row(time_ns: int, of: Run, line: KernelLogLine) -> Row:
     """A line of the kernel's log, with the GPU or the NIC that it is about."""
     if line.kind not in GPU_LINES:
-        values = {"node": line.host, "nic": line.device, "event": line.kind, "state": line.text}
-        return Row("nics", line.wall_ns or time_ns, of.job, of.run, values)
-    values = {"node": line.host, "bus": line.device, "source": "kernel", "detail": line.text, "troubles": [line.kind]}
-    return Row("gpus", line.wall_ns or time_ns, of.job, of.run, {**values, "code": line.code})
+        said = {"node": line.host, "nic": line.device, "event": line.kind, "state": line.text}
+        return Row("nics", line.wall_ns or time_ns, of.job, of.run, said)
+    values: dict[str, Any] = {
+        "node": line.host,
+        "bus": line.device,
+        "source": "kernel",
+        "detail": line.text,
+        "troubles": [line.kind],
+    }
+    return Row("gpus", line.wall_ns or time_ns, of.job, of.run, values | {"code": line.code})
 
 
 def gpu_rows(node: str, look: GpuLook) -> Iterator[Row]:
@@ -162,7 +169,7 @@ def gpu_rows(node: str, look: GpuLook) -> Iterator[Row]:
     from ncclwatch.gpu.trouble import troubles
 
     if look.problem:
-        yield Row("gpus", look.wall_ns, "", "", {"node": node, "source": "nvml", "detail": look.problem})
+        yield Row("gpus", look.wall_ns or time.time_ns(), "", "", {"node": node, "source": "nvml", "detail": look.problem})
     for gpu in look.gpus:
         wrong = troubles(gpu, look.gpus)
         yield Row("gpus", look.wall_ns, "", "", {

@@ -6,6 +6,7 @@ writer that wrote it and its number in that life, counted over all tables: a num
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -107,7 +108,7 @@ def fit(kind: str, value: Any) -> Any:
         return None
     if kind == REAL:
         # NaN, infinities, and whole numbers beyond a double are not known.
-        return float(value) if abs(value) < 1e300 and value == value else None
+        return float(value) if abs(value) < 1e300 and not math.isnan(value) else None
     whole = isinstance(value, int) and -MAX_WHOLE <= value <= MAX_WHOLE
     return value if whole and (kind != TIME or 0 <= value <= MAX_TIME_NS) else None
 

@@ -91,8 +91,8 @@ class HistoryWriter:
         self._thread.start()
 
     def put(self, time_ns: int, make: Made) -> None:
-        """Hand over a look of ``time_ns``; ``make`` is called in the thread. Never waits: where the disk does not keep up the look
-        is dropped, and that is told.
+        """Hand over a look of ``time_ns``; ``make`` is called in the thread. Never waits: where the disk does not keep up the
+        look is dropped, and that is told.
         """
         try:
             self._queue.put_nowait((time.time_ns(), time_ns, make))
@@ -179,7 +179,9 @@ class HistoryWriter:
                 self.rows += len(rows)
                 del waiting[: len(rows)]
         except OSError as error:
-            self.problem = f"the history in {clean(str(self.root))} cannot be written ({error.strerror or error}): it goes on later"
+            self.problem = (
+                f"the history in {clean(str(self.root))} cannot be written ({error.strerror or error}): it goes on later"
+            )
             self._retry_at = now + RETRY_S
             # A gap that could not be told is told with the rest.
             self._pending = waiting

@@ -57,8 +57,8 @@ def check(root: Path, offered: dict[str, dict[int, int]], *, everything: bool = 
         for life, kind, since, until in history.ask("SELECT life, kind, epoch_ns(since), epoch_ns(until) FROM gaps").rows:
             gaps[life].append((kind, since, until))
         numbers = history.ask(
-            "SELECT life, count(*), count(DISTINCT n), max(n) FROM (SELECT life, n FROM rates UNION ALL SELECT life, n FROM lives "
-            "UNION ALL SELECT life, n FROM gaps) WHERE n > 0 GROUP BY life"
+            "SELECT life, count(*), count(DISTINCT n), max(n) FROM (SELECT life, n FROM rates UNION ALL "
+            "SELECT life, n FROM lives UNION ALL SELECT life, n FROM gaps) WHERE n > 0 GROUP BY life"
         ).rows
         assert not history.problems
     for life, count, different, highest in numbers:
