@@ -118,6 +118,7 @@ def _recordings(paths: Sequence[Path], importer: Importer, job: str) -> None:
         replay, feed, time_ns = Replay(recordings), Feed(importer.put, job), recordings.begin_ns
         for time_ns, update in replay.updates():
             feed.take(replay, update, time_ns)
+        feed.close()
         importer.close(time_ns, "import")
 
 

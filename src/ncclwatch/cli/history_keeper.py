@@ -93,6 +93,8 @@ class HistoryKeeper:
 
     def close(self) -> None:
         """Write what waits."""
+        for feed in self._feeds.values():
+            feed.close()
         self._writer.close()
 
     def _look_at_gpus(self) -> list[Row]:

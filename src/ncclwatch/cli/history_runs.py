@@ -28,7 +28,7 @@ from ncclwatch.cli.history_options import (
 from ncclwatch.cli.options import JsonOption
 from ncclwatch.cli.output import emit_json
 from ncclwatch.errors import UsageError
-from ncclwatch.text import Style, clean, columns, duration, rate
+from ncclwatch.text import Style, clean, columns, duration, size
 
 if TYPE_CHECKING:
     from ncclwatch.history.downtime import Downtime, Outage
@@ -51,8 +51,8 @@ _FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("iteration_p99_s", "iteration, p99", lambda value: f"{value:.4g} s"),
     ("slowest_to_median", "slowest rank to median", lambda value: f"{value:.3f}"),
     ("operations_per_s", "operations a second", lambda value: f"{value:.4g}"),
-    ("bytes_per_s", "bytes a rank", rate),
-    ("sent_per_s", "sent over a network a rank", rate),
+    ("bytes_per_s", "bytes a rank", lambda value: f"{size(value)}/s"),
+    ("sent_per_s", "sent over a network a rank", lambda value: f"{size(value)}/s"),
     ("latency_p50_us", "latency, median", lambda value: f"{value:.4g} µs"),
     ("latency_p99_us", "latency, p99", lambda value: f"{value:.4g} µs"),
     ("errors", "failed requests", lambda value: f"{value:.0f}"),

@@ -135,7 +135,7 @@ def merge(root: Path, done: Done) -> None:
 
 
 def _merge_folder(root: Path, folder: Path, wanted: pa.Schema, *, over: bool, done: Done) -> None:
-    there = {path.name: path for path in folder.glob(f"*{files.SUFFIX}")}
+    there = {path.name: path for path in files.parquets(folder)}
     if len(there) < 2:
         return
     known = {name: files.schema_of(path) for name, path in there.items()}
@@ -191,7 +191,7 @@ def retain(root: Path, keep: Keep, done: Done, today: date | None = None) -> Non
 
 def _remove(folder: Path, done: Done) -> None:
     """Remove the files of a folder, and it; somebody else's file in it keeps it."""
-    for path in folder.glob(f"*{files.SUFFIX}"):
+    for path in files.parquets(folder):
         path.unlink(missing_ok=True)
         done.removed += 1
     for empty in (folder, folder.parent):
@@ -201,7 +201,7 @@ def _remove(folder: Path, done: Done) -> None:
 
 def _size(folder: Path) -> int:
     sizes = 0
-    for path in folder.glob(f"*{files.SUFFIX}"):
+    for path in files.parquets(folder):
         with contextlib.suppress(OSError):
             sizes += path.stat().st_size
     return sizes

@@ -12,7 +12,7 @@ from enum import StrEnum
 from itertools import groupby
 
 from ncclwatch.history.query import History
-from ncclwatch.history.questions import Record
+from ncclwatch.history.questions import SEEN, Record
 
 ONE_OUTAGE_S = 60.0
 """Unit: s. From: chosen: verdicts of a run that follow one another so closely are of one outage, told in other words."""
@@ -22,16 +22,15 @@ OUTAGES = """
 SELECT job, run, since, time AS told, ended, ended_by, class, nodes, causes, summary FROM incidents
 WHERE time >= $since AND ($job = '' OR job = $job) AND NOT starts_with(class, 'slow-') ORDER BY job, run, time
 """
-RUNS = """
-WITH alive AS (SELECT job, run, min(time) AS first, max(time) AS last FROM rates WHERE run <> '' GROUP BY job, run),
-     moving AS (SELECT job, run, max(time) AS moved, min(time) AS began FROM rates
-                WHERE run <> '' AND operations_per_s > 0 GROUP BY job, run),
+RUNS = f"""
+WITH alive AS (SELECT job, run, max(time) AS last FROM {SEEN} WHERE run <> '' GROUP BY job, run),
+     moving AS (SELECT job, run, min(time) AS began FROM rates WHERE run <> '' AND operations_per_s > 0 GROUP BY job, run),
      paced AS (SELECT job, run, min(time) AS iterated FROM iterations GROUP BY job, run),
      told AS (SELECT job, run, min(time) AS begun, max(time) FILTER (kind = 'end') AS ended FROM runs
               WHERE run <> '' GROUP BY job, run)
 SELECT told.job, told.run, begun, ended, last, coalesce(iterated, began) AS working
 FROM told LEFT JOIN alive USING (job, run) LEFT JOIN moving USING (job, run) LEFT JOIN paced USING (job, run) ORDER BY begun
-"""
+"""  # noqa: S608 - a constant of ours
 
 
 class How(StrEnum):

@@ -85,6 +85,12 @@ class Feed:
                 self._iterations(session, now)
         self._network(update, session.windows, now)
 
+    def close(self) -> None:
+        """It ends: up to when each run was seen."""
+        for of, seen in self._runs.items():
+            row = Row("runs", seen.alive_ns, of.job, of.run, {"kind": "seen", "ranks": seen.members})
+            self.put(seen.alive_ns, lambda row=row: [row])  # type: ignore[misc]
+
     def _is_due(self, what: str, every_ns: int, now: int) -> bool:
         # A clock that was set back must not silence it.
         if abs(now - self._next.get(what, 0)) < every_ns:

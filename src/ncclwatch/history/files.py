@@ -109,7 +109,15 @@ def convert(root: Path, journal: Read) -> None:
 
 def _is_merged(folder: Path, name: str) -> bool:
     """Whether a file of this name was made part of another."""
-    return any(name in sources_of(schema) for path in folder.glob(f"{MERGED}*") if (schema := schema_of(path)) is not None)
+    merged = (schema_of(path) for path in parquets(folder) if path.name.startswith(MERGED))
+    return any(name in sources_of(schema) for schema in merged if schema is not None)
+
+
+def parquets(folder: Path) -> Iterator[Path]:
+    """The files of a folder by their names: whole ones, no links, and no pipe that would keep its reader waiting."""
+    for path in folder.glob(f"*{SUFFIX}"):
+        if not path.name.startswith(".") and path.is_file() and not path.is_symlink():
+            yield path
 
 
 def schema_of(path: Path) -> pa.Schema | None:

@@ -88,7 +88,7 @@ class Journal:
 
 @dataclass(slots=True)
 class Read:
-    """What a journal holds: its rows, the wall time of its last whole frame (0: none), the highest number (-1: none), and how many
+    """What a journal holds: its rows, the time of its last whole frame (0: none), the highest number (-1: none), and how many
     bytes at its end are no whole frame.
     """
 

@@ -12,9 +12,11 @@ from ncclwatch.history.query import History
 from ncclwatch.text import clean
 
 Record = dict[str, Any]
-_SEEN = "(SELECT job, run, time FROM runs UNION ALL SELECT job, run, time FROM rates)"
+SEEN = """
+(SELECT job, run, time FROM runs UNION ALL SELECT job, run, time FROM rates UNION ALL SELECT job, run, time FROM verdicts)
+"""
 JOBS = f"""
-WITH seen AS (SELECT job, run, min(time) AS first, max(time) AS last FROM {_SEEN} WHERE run <> '' GROUP BY job, run),
+WITH seen AS (SELECT job, run, min(time) AS first, max(time) AS last FROM {SEEN} WHERE run <> '' GROUP BY job, run),
      about AS (SELECT job, run, max(ranks) AS ranks, max(len(nodes)) AS nodes, max(nccl) AS nccl,
                       max(time) FILTER (kind = 'end') AS ended FROM runs GROUP BY job, run),
      paced AS (SELECT job, run, count(*) AS iterations, median(duration_s) AS iteration_s FROM iterations GROUP BY job, run),

@@ -47,7 +47,7 @@ def copy_days(root: Path, store: str) -> tuple[int, str]:
             relative = folder.relative_to(root).as_posix()
             there = system.get_file_info(fs.FileSelector(f"{base}/{relative}", allow_not_found=True))
             known = {one.base_name for one in there}
-            for path in folder.glob(f"*{files.SUFFIX}"):
+            for path in files.parquets(folder):
                 if path.name not in known:
                     _copy(path, system, f"{base}/{relative}", path.name)
                     copied += 1

@@ -32,7 +32,7 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "duration_s": REAL, "nodes": TEXTS, "ranks": WHOLES, "gpus": TEXTS, "causes": TEXTS, "operation": TEXT,
         "communicator": TEXT, "victims": WHOLE, "document": DOCUMENT,
     },
-    # A run of a job was first seen (begin), or its last process has ended (end).
+    # A run of a job was first seen (begin), or its last process has ended (end), or its watcher ended before (seen).
     "runs": {
         "kind": TEXT, "ranks": WHOLE, "world_size": WHOLE, "nodes": TEXTS, "nccl": TEXT, "command": TEXT, "detail": TEXT,
     },
