@@ -142,7 +142,7 @@ class Receiver:
     def close(self) -> None:
         """Give up what is under way, and send nothing more."""
         self._metrics.shutdown()
-        self._logs.shutdown()
+        self._logs.shutdown()  # type: ignore[no-untyped-call]
 
     def _metric(self, metric: Metric, at_ns: int) -> SdkMetric:
         begun = self._begun_ns if metric.kind == "counter" else 0

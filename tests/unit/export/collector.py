@@ -94,7 +94,7 @@ class Collector:
                     for scope in group.scope_logs
                     for record in scope.log_records
                 ]  # fmt: skip
-            return ExportLogsServiceResponse().SerializeToString()
+            return bytes(ExportLogsServiceResponse().SerializeToString())
         found: dict[str, dict[Labels, Point]] = {}
         metrics = ExportMetricsServiceRequest.FromString(data)
         for group in metrics.resource_metrics:
@@ -110,7 +110,7 @@ class Collector:
                         counter, point.as_double, point.time_unix_nano, resource
                     )  # fmt: skip
         self.rounds.append(found)
-        return ExportMetricsServiceResponse().SerializeToString()
+        return bytes(ExportMetricsServiceResponse().SerializeToString())
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         outer = self
