@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_every_query_of_the_dashboard_gives_data(watched: Watched, values: dict[
     assert len(asked) > 30
     for title, expression in asked:
         # Rates need two scrapes.
-        wait(lambda expression=expression: watched.prometheus.query(expression), f"{title}: {expression}")
+        wait(partial(watched.prometheus.query, expression), f"{title}: {expression}")
 
 
 def test_the_dashboard_shows_what_happens(watched: Watched) -> None:

@@ -5,6 +5,11 @@ from __future__ import annotations
 import configparser
 import re
 import subprocess
+import tomllib
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +17,8 @@ import jsonschema
 import pytest
 import typer.main
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from ncclwatch.cli import main
 from ncclwatch.messaging.privileges import CAPABILITIES
@@ -89,6 +96,8 @@ POD = closed(
     "containers",
 )
 TEMPLATE = closed({"metadata": {"type": "object"}, "spec": POD}, "metadata", "spec")
+NOT_LOADED = {"absl-py", "immutabledict", "pandas"}
+"""OR-tools names them; its solver, which is all that is used of it, loads none of them."""
 SELECTOR = closed({"matchLabels": LABELS}, "matchLabels")
 SPECS = {
     ("v1", "Namespace"): None,
@@ -195,8 +204,37 @@ def test_slurm_scripts_are_shell_and_never_fail_a_job(file: Path) -> None:
 
 def test_the_image_holds_what_the_package_needs() -> None:
     text = (PACKAGING / "Dockerfile").read_text()
-    for source in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE):
-        for word in source.split():
-            assert (ROOT / word).exists(), word
+    copied = [word for source in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE) for word in source.split()]
+    for word in copied:
+        assert (ROOT / word).exists(), word
+    assert set(project()["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]) <= set(copied)
     wanted = {"python3", "python3-venv", "python3-bpfcc"}
     assert wanted <= set(re.findall(r"[a-z0-9-]+", text))
+
+
+def test_the_image_holds_what_runs_and_nothing_else() -> None:
+    [cut] = re.findall(r"(sed '\S+ \S+' requirements\.txt)", (PACKAGING / "Dockerfile").read_text())
+    kept = subprocess.run(cut, shell=True, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout  # noqa: S602
+    installed = {canonicalize_name(line.partition("==")[0]) for line in kept.splitlines() if "==" in line}
+    needed = closure([*project()["project"]["dependencies"], *chain(*project()["project"]["optional-dependencies"].values())])
+    assert installed == needed - NOT_LOADED
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def closure(texts: Iterable[str]) -> set[str]:
+    """Names of what is needed, and of what that needs in turn, as the packages themselves say."""
+    found: set[tuple[str, str]] = set()
+    waiting = [(Requirement(text), "") for text in texts]
+    while waiting:
+        requirement, extra = waiting.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        for wanted in ("", *requirement.extras):
+            if (key := (canonicalize_name(requirement.name), wanted)) not in found:
+                found.add(key)
+                with suppress(metadata.PackageNotFoundError):
+                    waiting += [(Requirement(text), wanted) for text in metadata.requires(requirement.name) or ()]
+    return {name for name, _ in found}
