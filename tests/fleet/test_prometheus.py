@@ -22,6 +22,7 @@ from testbed.sidecar import Daemon, daemon, free_port
 from unit.export.collector import Collector
 
 DASHBOARD = Path(__file__).parents[2] / "packaging" / "grafana" / "ncclwatch.json"
+HOOK = Path(__file__).parents[2] / "packaging" / "hooks" / "webhook.py"
 RANKS, NCCL = 4, "2.27.5"
 
 pytestmark = [
@@ -55,8 +56,18 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             pids = [word for pid in job.pids for word in ("--pid", str(pid))]
             with (
                 Collector() as collector,
-                daemon("attach", "--json", *pids, "--metrics", f":{port}", "--otlp", collector.url) as attach,
                 Alertmanager(folder / "alertmanager", hook) as alertmanager,
+                daemon(
+                    "attach",
+                    "--json",
+                    *pids,
+                    "--metrics",
+                    f":{port}",
+                    "--otlp",
+                    collector.url,
+                    "--on-verdict",
+                    f"{HOOK} --alertmanager {alertmanager.url}",
+                ) as attach,
                 Prometheus(folder / "prometheus", {"ncclwatch": f"127.0.0.1:{port}"}, alertmanager) as prometheus,
             ):
                 wait(lambda: prometheus.targets() == {"ncclwatch": "up"}, "a scrape")
@@ -108,6 +119,12 @@ def test_the_dashboard_is_whole() -> None:
         for target in panel.get("targets", ()):
             assert target["datasource"]["uid"] == "${datasource}"
             assert '{job=~"$job",instance=~"$instance"' in target["expr"]
+
+
+def test_a_hook_that_is_run_for_a_verdict_tells_a_real_alertmanager(watched: Watched) -> None:
+    alert = wait(lambda: watched.webhook.named("NcclVerdict", "firing"), "the alert of the hook")[0]
+    assert (alert["labels"]["class"], alert["labels"]["rank"]) == ("stopped", "2")
+    assert f"kill -CONT {watched.job.pid(2)}" in alert["annotations"]["next"]
 
 
 def test_the_alert_of_a_frozen_rank_arrives_and_is_taken_back(watched: Watched) -> None:
