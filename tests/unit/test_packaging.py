@@ -165,6 +165,25 @@ def test_containers_run_commands_there_are_with_what_they_need(name: str, pod: d
         assert not added
 
 
+MEASURED = {"agent": (0.046, 121), "engine": (0.61, 274)}
+"""Share of a core and MiB by command: an agent of 8 ranks, an engine of 4,096 (docs/sidecar.md)."""
+
+
+@pytest.mark.parametrize(("name", "pod", "container"), ncclwatch_containers())
+def test_requests_follow_what_was_measured(name: str, pod: dict[str, Any], container: dict[str, Any]) -> None:
+    cores, mebibytes = MEASURED[container["args"][0]]
+    requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+    cpu = float(requests["cpu"].removesuffix("m")) / (1000 if requests["cpu"].endswith("m") else 1)
+    assert cores <= cpu <= 2 * cores
+    assert mebibytes <= size_of(requests["memory"]) <= 2 * mebibytes < size_of(limits["memory"])
+    assert "cpu" not in limits, "who waits for a quota is late with what it has to say"
+
+
+def size_of(text: str) -> int:
+    """MiB."""
+    return int(text[:-2]) * {"Mi": 1, "Gi": 1024}[text[-2:]]
+
+
 def test_selectors_select_what_their_templates_make() -> None:
     labels: list[dict[str, str]] = []
     for _, data in documents():
