@@ -34,6 +34,7 @@ from ncclwatch.cli.options import (
     ThetaOption,
     slow_rule,
 )
+from ncclwatch.cli.otlp import OtlpOption, exporting
 from ncclwatch.errors import UsageError
 from ncclwatch.stopping import stop_on_signals
 
@@ -51,7 +52,7 @@ def engine(
     interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two verdicts.")] = 1.0,
     duration: DurationOption = None,
     as_json: JsonOption = False,
-    metrics: MetricsOption = None, history: HistoryOption = None,
+    metrics: MetricsOption = None, otlp: OtlpOption = None, history: HistoryOption = None,
     on_verdict: OnVerdictOption = None, hook_floor: HookFloorOption = HOOK_FLOOR, hook_log: HookLogOption = None,
     hook_cooldown: HookCooldownOption = HOOK_COOLDOWN_S, hook_dry_run: HookDryRunOption = False,
     traffic_every: Annotated[
@@ -83,18 +84,24 @@ def engine(
     try:
         log.listening(service, secured=pair is not None, known=len(pair[1]) if pair else 0)
         until = float("inf") if duration is None else time.monotonic() + duration
-        with serving(metrics) as also, hooked(hook) as hooks, keeping(history, "engine", service) as kept:
+        with (
+            serving(metrics) as also,
+            exporting(otlp) as exports,
+            hooked(hook) as hooks,
+            keeping(history, "engine", service) as kept,
+        ):
 
             def show(job: Job, update: Update) -> None:
                 for keeper in kept:
                     keeper.take(job.session, update, job.name)
                 for one in hooks:
                     one.take(update, job.name)
+                for export in exports:
+                    export.take(job.session, update, job.name)
                 log.update(job, update)
                 # One endpoint tells one job: the one that was heard first.
-                if job is next(iter(service.jobs.values())):
-                    for surface in also:
-                        surface.update(job.session, update)
+                for surface in also if job is next(iter(service.jobs.values())) else ():
+                    surface.update(job.session, update)
 
             while not stop.is_set() and time.monotonic() < until:
                 service.step(show, until=until)
