@@ -14,7 +14,8 @@ import pytest
 from ncclwatch.model.state import VersionSource
 from ncclwatch.target import manifest
 from ncclwatch.target.layout import Layout, LayoutError, Member, Struct
-from ncclwatch.target.manifest import Manifest
+from ncclwatch.target.machine import Machine
+from ncclwatch.target.manifest import Entry, Manifest
 
 CU11 = ("2.18.3", "2.19.3", "2.20.5", "2.21.5")
 CU13 = ("2.27.7", "2.28.3", "2.28.7", "2.28.9", "2.29.2", "2.29.3", "2.29.7", "2.30.3", "2.30.4", "2.30.7", "2.31.2", "2.32.3")
@@ -157,7 +158,11 @@ def example(build_id: str, size: int) -> Layout:
 
 
 def test_equal_structures_are_kept_once() -> None:
-    entries = [(example("aa", 16), "12.1", "a==1"), (example("bb", 24), "13.0", "b==1"), (example("aa", 16), "12.1", "c==1")]
+    entries = [
+        Entry(example("aa", 16), "12.1", "a==1"),
+        Entry(example("bb", 24), "13.0", "b==1"),
+        Entry(example("aa", 16), "12.1", "c==1"),
+    ]
     data = manifest.build_manifest(entries)
     assert len(data["structs"]) == 3 and len(data["enums"]) == 1 and len(data["builds"]) == 2
     made = Manifest(data)
@@ -169,9 +174,19 @@ def test_equal_structures_are_kept_once() -> None:
     assert manifest.compress(data) == manifest.compress(manifest.build_manifest(entries)), "the same input, the same bytes"
 
 
+def test_a_version_is_matched_for_its_architecture_only() -> None:
+    """The C library's mutex is larger on aarch64, so nearly every structure differs."""
+    entries = [Entry(example("aa", 16), "12.1", "a==1"), Entry(example("bb", 24), "12.1", "a==1", Machine.AARCH64)]
+    made = Manifest(manifest.build_manifest(entries))
+    ours, other = made.by_version((2, 99, 1), "12.1"), made.by_version((2, 99, 1), "12.1", Machine.AARCH64)
+    assert ours is not None and other is not None
+    assert (ours.size("ncclComm"), other.size("ncclComm")) == (16, 24)
+    assert [entry.machine for entry in made.entries()] == [Machine.X86_64, Machine.AARCH64]
+
+
 def test_a_build_without_identity_is_not_taken() -> None:
     with pytest.raises(LayoutError, match="no build id"):
-        manifest.build_manifest([(example("", 16), "12.1", "a==1")])
+        manifest.build_manifest([Entry(example("", 16), "12.1", "a==1")])
 
 
 @pytest.mark.parametrize(
