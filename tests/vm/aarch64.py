@@ -3,9 +3,9 @@
     make vm-aarch64                                   # builds what is missing, runs the tests below in one boot
     PYTHONPATH=src:tests python -m vm.aarch64 -- CMD  # any command there, in the project's folder
 
-Everything is put together below ``.cache/aarch64`` and ``build/aarch64``: a root of Debian's packages, unpacked and not configured
-(mmdebstrap, variant extract: no foreign code runs on the host), wheels of the pinned Python packages, NCCL. About 2 GiB. Root is
-needed for Debian's packages on the host alone (``packages-aarch64.txt``). Figures measured there are functional only.
+Everything is put together below ``.cache/aarch64`` and ``build/aarch64``: a root of Debian's packages, unpacked and not
+configured (mmdebstrap, variant extract: no foreign code runs on the host), wheels of the pinned Python packages, NCCL. About
+2 GiB. Root is needed for Debian's packages on the host alone (``packages-aarch64.txt``). Figures are functional only.
 
 drgn has no wheel for aarch64, so layouts come from the manifest, by the library's build id.
 """
