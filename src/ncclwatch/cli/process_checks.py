@@ -100,7 +100,8 @@ def _shim(info: ProcessInfo) -> Iterator[Finding]:
 def _sites(info: ProcessInfo) -> Iterator[Finding]:
     """Probe sites of one file that carries NCCL: first instruction and cost class of each function."""
     from ncclwatch.probes.functions import FUNCTIONS, function_name
-    from ncclwatch.probes.sites import CostClass, find_sites
+    from ncclwatch.probes.instructions import CostClass
+    from ncclwatch.probes.sites import find_sites
     from ncclwatch.target.discover import examine
 
     name = clean(info.library.rpartition("/")[2], 40)
