@@ -14,9 +14,9 @@ from ncclwatch.collect.look_times import next_time
 from ncclwatch.engine.case import Known
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
-from ncclwatch.engine.session import DiagnosisSession, Update
+from ncclwatch.engine.session import Update
 from ncclwatch.engine.slow.modes import SlowRule
-from ncclwatch.knowledge.match import advise
+from ncclwatch.knowledge.session import InformedSession
 from ncclwatch.messaging.hub import Hub
 from ncclwatch.messaging.keys import Key, KnownKeys
 
@@ -35,7 +35,7 @@ class Job:
     """One job: everything its agents said, and nothing of any other."""
 
     name: str
-    session: DiagnosisSession
+    session: InformedSession
     views: ViewWriter
     heard: float
     next_judge: float = 0.0
@@ -90,7 +90,7 @@ class EngineService:
                 return
             job = self.jobs[name] = Job(
                 name,
-                DiagnosisSession(LiveDiagnosis(Known(self._patience()), slow=self._slow.watch())),
+                InformedSession(LiveDiagnosis(Known(self._patience()), slow=self._slow.watch())),
                 ViewWriter(self.hub.engine),
                 time.monotonic(),
             )
@@ -141,7 +141,6 @@ class EngineService:
             viewers = self.hub.viewers(job.name)
             # Who watches sees every look, and what nobody has looked at is judged.
             update = job.session.judge(now_ns) if viewers or job.session.is_due(now_ns) else job.session.take(now_ns)
-            advise(job.session, update)
             settled = frozenset() if viewers else job.session.settled()
             searching = job.session.searching()
         except Exception as error:

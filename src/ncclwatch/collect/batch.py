@@ -11,6 +11,7 @@ import msgspec
 from numpy.typing import NDArray
 
 from ncclwatch.collect.windows import RankWindow
+from ncclwatch.model.failure import ProcessEnd
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.network import FlowRecord, NetworkLook
 from ncclwatch.model.state import ProcessInfo, ProcessSample
@@ -99,6 +100,8 @@ class NodeBatch(BatchHead, kw_only=True):
     events: NDArray[Any] | None = None
     """Call records (``EVENT_DTYPE``) in the order of the ring; ``None`` or empty when there were none."""
     changes: tuple[ProcessChange, ...] = ()
+    ends: tuple[ProcessEnd, ...] = ()
+    """Watched processes that have ended, when and how; also of one that is a zombie yet."""
     notes: tuple[str, ...] = ()
     planes: tuple[PlaneState, ...] = ()
     overhead: Overhead | None = None

@@ -25,8 +25,10 @@ from ncclwatch.collect.watched import Problem, Readable, Watched, nothing_read, 
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.collect.work import WorkWatch
 from ncclwatch.errors import NcclwatchError, TargetGoneError
+from ncclwatch.model.failure import ProcessEnd
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.stopping import Stop
+from ncclwatch.target.endings import Endings
 from ncclwatch.target.process import boot_id
 from ncclwatch.target.session import TargetProcess
 from ncclwatch.wire.governor import DEFAULT_BUDGET, Mode
@@ -62,6 +64,7 @@ class _Draft:
     """A batch in the making."""
 
     changes: list[ProcessChange] = field(default_factory=list)
+    ends: tuple[ProcessEnd, ...] = ()
     notes: list[str] = field(default_factory=list)
     events: NDArray[Any] | None = None
     looked: bool = False
@@ -112,6 +115,7 @@ class NodeCollector:
         self._wire = wire
         self.aggregator = Aggregator()
         self.watched: dict[int, Watched] = {}
+        self._endings = Endings(self.stop.wake)
         self.problems: list[Problem] = []
         self.complete = False
         """Whether every NCCL process of the host is watched."""
@@ -181,6 +185,7 @@ class NodeCollector:
 
     def close(self) -> None:
         """Detach the probes and let go of every process."""
+        self._endings.close()
         self.calls.stop()
         if self.work is not None:
             self.work.close()
@@ -212,7 +217,7 @@ class NodeCollector:
         if until is not None:
             sleep = min(sleep, max(until - now, 0.0))
         self._sleep(sleep)
-        begun, draft = time.thread_time(), _Draft()
+        begun, draft = time.thread_time(), _Draft(ends=self._ends())
         self._drain(draft)
         now = time.monotonic()
         if now >= self._next_look:
@@ -255,6 +260,10 @@ class NodeCollector:
                 break
             if self.calls.filled > FILLED:
                 break
+            if self._endings.has_news:
+                # Its peers are looked at while they still tell what the end found them in.
+                self.look_now()
+                break
             if self._stumbles(time.monotonic()):
                 self._next_look = 0.0
                 break
@@ -289,6 +298,7 @@ class NodeCollector:
             events=draft.events,
             lost=self.aggregator.lost,
             changes=tuple(draft.changes),
+            ends=draft.ends,
             notes=tuple(draft.notes),
             planes=self.planes(),
             finished=finished,
@@ -453,13 +463,26 @@ class NodeCollector:
         if self.sampling is not None:
             self.sampling.alarm()
 
+    def _ends(self) -> tuple[ProcessEnd, ...]:
+        """The ends that were heard of, each of every rank that the process was."""
+        found: list[ProcessEnd] = []
+        for (pid, _), end in self._endings.take().items():
+            watched = self.watched.get(pid)
+            if watched is None or watched.last is None:
+                continue
+            for part in ranks_of(watched.last):
+                place = part.process.key, part.process.host, part.rank
+                found.append(ProcessEnd(*place, end.time_ns, end.wall_ns, end.late_ns, end.order, end.wait_status))
+            watched.how = found[-1].words
+        return tuple(found)
+
     def _went(self, watched: Watched) -> ProcessChange:
         """A process ended, or became another program; the latter is looked at anew."""
         info = watched.target.info
         self.calls.remove_process(info)
         if watching.lives_on(info):
             return ProcessChange(Change.REPLACED, watched.pid, info, "it runs another program now", info.host)
-        return ProcessChange(Change.EXITED, watched.pid, info, host=info.host)
+        return ProcessChange(Change.EXITED, watched.pid, info, watched.how, info.host)
 
     def _forget_ended_jobs(self) -> None:
         """A process that ended is kept while a live one shares a communicator with it: it may be whom that one waits for."""
@@ -524,10 +547,12 @@ class NodeCollector:
             self.problems = [*self.problems[-99:], Problem(f"pid {pid}", pid, error)]
             return None
         self.watched[pid] = Watched(target)
+        self._endings.watch(pid, target.info.key.start_time)
         return self.watched[pid]
 
     def _drop(self, watched: Watched) -> None:
         watched.close()
+        self._endings.forget(watched.pid, watched.target.info.key.start_time)
         self.watched.pop(watched.pid, None)
         self._unreadable.pop(watched.pid, None)
         self.aggregator.remove_process(watched.target.info.key)

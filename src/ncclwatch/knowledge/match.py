@@ -150,14 +150,14 @@ def _releases(samples: Iterable[ProcessSample]) -> frozenset[Release]:
     return frozenset(sample.process.version for sample in samples if sample.process.version is not None)
 
 
-def advise(session: DiagnosisSession, update: Update) -> Update:
+def advise(session: DiagnosisSession, update: Update, ended: Sequence[ProcessSample] = ()) -> Update:
     """The update, and what the session says stands, with what is known of each verdict. A verdict that is in several places stays
-    one object.
+    one object. ``ended``: the last looks at processes that may be gone.
     """
     every = [*update.verdicts, *update.told, *update.answers, *session.verdicts]
     if all(verdict.knowledge or not _wants(verdict) for verdict in every):
         return update
-    processes = by_place(session.samples.values())
+    processes = by_place((*ended, *session.samples.values()))
     nics = [nic for host in session.network.hosts.values() for nic in host.nics.values()]
     done = {id(verdict): informed(verdict, processes, nics) for verdict in every}
     update.verdicts, update.told, update.answers, session.verdicts = (
