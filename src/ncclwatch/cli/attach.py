@@ -49,7 +49,7 @@ from ncclwatch.cli.options import (
 )
 from ncclwatch.cli.showing import show, surface_of
 from ncclwatch.cli.surfaces import serving
-from ncclwatch.cli.wire_option import path_probes, wire_mode
+from ncclwatch.cli.wire_option import PROBE_PATHS, path_probes, wire_mode
 from ncclwatch.collect.ease import WIDEST_S
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.stopping import stop_on_signals
@@ -74,7 +74,7 @@ def attach(
     probes: ProbesOption = True,
     wire: WireOption = WIRE,
     order_budget: OrderBudgetOption = ORDER_BUDGET,
-    probe_paths: ProbePathsOption = None,
+    probe_paths: ProbePathsOption = PROBE_PATHS,
     hang_after: HangAfterOption = HANG_FLOOR_S, fixed: FixedOption = False,
     sample: SampleOption = None,
     ask_file: AskFileOption = None,

@@ -81,12 +81,13 @@ OrderBudgetOption = Annotated[
     ),
 ]
 ProbePathsOption = Annotated[
-    Path | None,
+    str,
     typer.Option(
         "--probe-paths",
-        metavar="TOKEN_FILE",
-        help="Probe paths on which a job stands still, when the engine asks: zero payload, own sockets and queue pairs. The file "
-        "has a secret that the nodes share, by which they answer one another on TCP port 28050.",
+        metavar="tcp|TOKEN_FILE|off",
+        help="Probe paths on which a job stands still, when the engine asks: zero payload, own sockets and queue pairs. "
+        "'tcp': whether the far end answers at all. A file has a secret that the nodes share, by which they answer one another "
+        "on TCP port 28050.",
     ),
 ]
 ORDER_BUDGET = 5.0

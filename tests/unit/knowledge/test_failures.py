@@ -43,7 +43,8 @@ def batch(
     error = None if error_ms is None else int(error_ms * MS)
     return NodeBatch(
         host=host, boot_id="boot-" + host, sequence=number, time_ns=int(at_s * SECOND), wall_ns=WALL + int(at_s * SECOND),
-        looked=bool(samples), samples=tuple(samples), ends=tuple(ends), network=NetworkLook(kernel=tuple(lines)) if lines else None,
+        looked=bool(samples), samples=tuple(samples), ends=tuple(ends),
+        network=NetworkLook(kernel=tuple(lines)) if lines else None,
         clock_offset_ns=int(offset_s * SECOND), clock_error_ns=error,
     )  # fmt: skip
 
@@ -140,10 +141,12 @@ def test_a_job_that_ends_well_is_no_incident_and_a_rank_that_leaves_early_is_tol
     assert log.incidents() == ()
     incident = fed([(2, 3.0, 0), (0, 600.0, exited(1)), (1, 601.0, exited(1)), (3, 602.0, exited(1))])
     assert [event.rank for event in incident.first] == [0]
-    assert [(one.rank, one.place) for one in incident.failures()][0] == (2, Place.BEFORE)
+    assert next((one.rank, one.place) for one in incident.failures()) == (2, Place.BEFORE)
 
 
-def line(kind: str, host: str, at_s: float, *, pid: int | None = None, code: int | None = None, device: str = "") -> KernelLogLine:
+def line(
+    kind: str, host: str, at_s: float, *, pid: int | None = None, code: int | None = None, device: str = ""
+) -> KernelLogLine:
     return KernelLogLine(host, kind, device, f"{kind} line", int(at_s * SECOND), 4, code, pid, WALL + int(at_s * SECOND))
 
 
@@ -231,7 +234,7 @@ def test_the_first_is_named_once_all_are_gone_and_stays_named() -> None:
     verdict = nodes.session.verdict
     assert verdict is not None and verdict.verdict_class is VerdictClass.DEAD
     assert [one.rank for one in verdict.culprits] == [0] and verdict.victims == (1, 2, 3)
-    assert "SIGSEGV" in verdict.summary and [one.place for one in verdict.failures][0] is Place.FIRST
+    assert "SIGSEGV" in verdict.summary and next(one.place for one in verdict.failures) is Place.FIRST
     assert verdict.knowledge and verdict.culprits[0].ticket is not None
     assert len(nodes.told) == 1
     nodes.session.ask()
