@@ -60,11 +60,12 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]
             agent = stack.enter_context(daemon("agent", "--engine", address, "--keys", str(keys), "--all", enter=host.enter))
             agent.wait_line("watching 2 processes")
         made = Cluster(job, engine, asked)
-        answers = lambda: engine.ask(asked)  # noqa: E731
-        engine.wait(
-            lambda: (said := answers()) and not any("ranks were not observed" in line for line in said[-1]["unobserved"]),
-            "an answer about all ranks",
-        )
+
+        def all_known() -> bool:
+            said = engine.ask(asked)
+            return bool(said) and not any("ranks were not observed" in line for line in said[-1]["unobserved"])
+
+        engine.wait(all_known, "an answer about all ranks")
         yield made
 
 
@@ -90,6 +91,12 @@ def test_a_rank_that_hangs_stays_named_when_the_watchdogs_end_the_job(cluster: C
     job, engine = cluster.job, cluster.engine
     job.freeze(4)
     engine.wait(lambda: any(verdict["class"] == "stopped" for verdict in cluster.told()), "the frozen rank")
+    # What it does is looked at on its node, and told with the verdict; so is what one of those that wait for it does.
+    doing = lambda: [one["doing"] for verdict in cluster.told() for one in verdict["culprits"]]  # noqa: E731
+    engine.wait(lambda: ["stopped"] in doing(), "what it does")
+    seen = next(verdict for verdict in reversed(cluster.told()) if verdict["culprits"][0]["doing"])
+    assert any(line.startswith("rank 4 is stopped by a signal: main thread stopped") for line in seen["evidence"]), seen
+    assert any(line.startswith("meanwhile rank ") for line in seen["evidence"]), seen
     # Its own watchdog is frozen with it: somebody ends it once the others are gone.
     engine.wait(lambda: [job.alive(rank) for rank in range(6)].count(True) == 1, "the watchdogs", 120)
     job.kill(4)

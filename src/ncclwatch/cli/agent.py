@@ -25,6 +25,7 @@ from ncclwatch.cli.options import (
     PidOption,
     ProbePathsOption,
     ProbesOption,
+    StacksOption,
     WireOption,
 )
 from ncclwatch.cli.output import flush
@@ -48,6 +49,7 @@ def agent(
     wire: WireOption = WIRE,
     order_budget: OrderBudgetOption = ORDER_BUDGET,
     probe_paths: ProbePathsOption = PROBE_PATHS,
+    stacks: StacksOption = True,
     spool: Annotated[
         Path | None, typer.Option("--spool", metavar="FOLDER", help="Keep what cannot be sent here, also over a restart.")
     ] = None,
@@ -66,7 +68,7 @@ def agent(
     become(
         AgentOptions(
             engine, named, every, match, _text(keys), job, interval, calm_interval, probes, wire, order_budget, _text(spool),
-            spool_mb, spool_age, user, duration, HASTE.active, probe_paths,
+            spool_mb, spool_age, user, duration, HASTE.active, probe_paths, stacks,
         )
     )  # fmt: skip
 

@@ -58,6 +58,7 @@ class AgentOptions:
     hurries: bool = False
     """Whether the priority is raised until it has attached."""
     probe_paths: str = PROBE_PATHS
+    stacks: bool = True
 
     def to_json(self) -> str:
         """As text, for the process that becomes the agent."""
@@ -96,6 +97,7 @@ def run(chosen: AgentOptions) -> None:
     collector = NodeCollector(
         every=not chosen.pids, interval_s=chosen.interval, stop=stop, choose=choose, common_ns=sender.engine_time_ns, wire=how,
         tell=_line, paths=path_probes(chosen.probe_paths), patient=True, widest_s=chosen.calm_interval,
+        stacks=chosen.stacks,
     )  # fmt: skip
     sender.link.on_order = collector.nudge
     sender.link.on_ease = lambda well, narrow: collector.ease.allow(time.monotonic(), well=well, narrow=narrow)

@@ -42,6 +42,7 @@ from ncclwatch.cli.options import (
     ProbesOption,
     SampleOption,
     SlowModeOption,
+    StacksOption,
     TBaseOption,
     ThetaOption,
     WireOption,
@@ -74,7 +75,7 @@ def attach(
     probes: ProbesOption = True,
     wire: WireOption = WIRE,
     order_budget: OrderBudgetOption = ORDER_BUDGET,
-    probe_paths: ProbePathsOption = PROBE_PATHS,
+    probe_paths: ProbePathsOption = PROBE_PATHS, stacks: StacksOption = True,
     hang_after: HangAfterOption = HANG_FLOOR_S, fixed: FixedOption = False,
     sample: SampleOption = None,
     ask_file: AskFileOption = None,
@@ -111,7 +112,7 @@ def attach(
         patience=Patience(hang_after, adaptive=not fixed), asked=Bell(ask_file).rung,
         sampling=None if sample is None else Sampling(sample), slow=slow_rule(slow_mode, t_base, theta),
         wire=wire_mode(wire), order_budget=order_budget / 100, paths=path_probes(probe_paths), tell=said,
-        widest_s=0.0 if surface is None else calm_interval,
+        widest_s=0.0 if surface is None else calm_interval, stacks=stacks,
     )  # fmt: skip
     session.taps.append(_until_judged())
     with closing(session), serving(metrics) as also:

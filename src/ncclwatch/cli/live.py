@@ -97,6 +97,7 @@ class LiveSession(InformedSession):
         paths: PathProbes | None = None,
         tell: Callable[[str], None] = lambda _: None,
         widest_s: float = 0.0,
+        stacks: bool = True,
     ) -> None:
         # By the wall clock, so that recordings of several nodes hold samples of the same moments.
         self.collector = NodeCollector(
@@ -109,6 +110,7 @@ class LiveSession(InformedSession):
             paths=paths,
             tell=tell,
             widest_s=widest_s,
+            stacks=stacks,
         )
         self._next_ease = 0.0
         super().__init__(LiveDiagnosis(Known(patience or Patience()), slow=(slow or SlowRule()).watch()))

@@ -90,6 +90,14 @@ ProbePathsOption = Annotated[
         "on TCP port 28050.",
     ),
 ]
+StacksOption = Annotated[
+    bool,
+    typer.Option(
+        "--stacks/--no-stacks",
+        help="Look what culprits and a few peers do when a verdict names them: threads, Python frames, the GPUs' state. "
+        "Nothing is stopped.",
+    ),
+]
 ORDER_BUDGET = 5.0
 """Percent, what :data:`OrderBudgetOption` is by default."""
 

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.model.failure import ProcessEnd
+from ncclwatch.model.gpu import GpuLook
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.looks import ProcessLook
 from ncclwatch.model.network import FlowRecord, NetworkLook
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.work import FlowWindow
@@ -102,6 +104,10 @@ class NodeBatch(BatchHead, kw_only=True):
     changes: tuple[ProcessChange, ...] = ()
     ends: tuple[ProcessEnd, ...] = ()
     """Watched processes that have ended, when and how; also of one that is a zombie yet."""
+    looks: tuple[ProcessLook, ...] = ()
+    """Processes that an order wanted looked at."""
+    gpus: GpuLook | None = None
+    """The state of this node's GPUs, with such looks."""
     notes: tuple[str, ...] = ()
     planes: tuple[PlaneState, ...] = ()
     overhead: Overhead | None = None

@@ -21,6 +21,7 @@ from ncclwatch.collect.look_times import next_time
 from ncclwatch.collect.network import NetworkWatch
 from ncclwatch.collect.ranks import ranks_of
 from ncclwatch.collect.sampling import Sampling
+from ncclwatch.collect.suspects import SuspectLooks
 from ncclwatch.collect.watched import Problem, Readable, Watched, nothing_read, sees_every_process
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.collect.work import WorkWatch
@@ -77,7 +78,8 @@ class NodeCollector:
     looked at while they move. ``common_ns`` is a clock that several nodes have in common: looks are taken at the same
     times of it, so that those of all nodes show one moment (who waits for whom in a running job can be told from no other).
     ``wire`` is how work requests are counted, and the share of any thread's time that it may cost; ``paths`` probes paths where
-    that is allowed. ``widest_s``: seconds between two looks while all is well, as far as :attr:`ease` is told so; 0: as ever.
+    that is allowed, ``stacks`` lets it look where processes stand. ``widest_s``: seconds between two looks while all is well, as
+    far as :attr:`ease` is told so; 0: as ever.
     ``tell`` hears what is done while it starts, which on a crowded node takes long. ``patient``: records of
     calls wait in their ring for the next look, unless they fill it: one batch a look costs less, and is smaller, than four.
     """
@@ -97,6 +99,7 @@ class NodeCollector:
         tell: Callable[[str], None] = lambda _: None,
         patient: bool = False,
         widest_s: float = 0.0,
+        stacks: bool = True,
     ) -> None:
         self._patient = patient
         self.ease = Ease(widest_s)
@@ -112,6 +115,7 @@ class NodeCollector:
         self.network: NetworkWatch | None = None
         self.work: WorkWatch | None = None
         self.paths = paths
+        self.suspects = SuspectLooks() if stacks else None
         self._wire = wire
         self.aggregator = Aggregator()
         self.watched: dict[int, Watched] = {}
@@ -241,6 +245,8 @@ class NodeCollector:
             finished = "duration over"
         elif not self.every and not self._alive():
             finished = "every watched process has ended"
+        # Whom the look has found gone is heard of by now.
+        draft.ends += self._ends()
         batch = self._close(draft, finished)
         if draft.looked:
             self.ease.looked(time.thread_time() - begun)
@@ -322,6 +328,8 @@ class NodeCollector:
             batch.network = self.network.look(batch.samples, self._running(), calm=calm) if draft.looked else self.network.news()
             batch.notes = (*batch.notes, *batch.network.notes)
             batch.all_flows = self.network.take_all()
+        if self.suspects is not None and self.suspects.has_news:
+            batch.looks, batch.gpus = self.suspects.take()
         if self.network is not None and self.work is not None:
             try:
                 self._add_work(batch, self.network.flows, self.work)
@@ -354,6 +362,10 @@ class NodeCollector:
     def probe_paths(self, pids: Collection[int]) -> int:
         """Probe the paths on which these processes stand still; how many probes were begun. The answers come with the flows."""
         return self.paths.order(self.network.flows.stuck(pids)) if self.paths is not None and self.network is not None else 0
+
+    def look_at(self, pids: Sequence[int]) -> bool:
+        """Look where these processes stand; what is seen comes with a later batch. Whether that is begun."""
+        return self.suspects is not None and self.suspects.order(pids, self._host)
 
     def _with_work(self, window: RankWindow) -> RankWindow:
         """A window with what its connections carried."""

@@ -8,6 +8,7 @@ as their clocks allow: each batch carries by how much its node's clock is off at
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -82,7 +83,7 @@ class Event:
 
 @dataclass(slots=True)
 class Known:
-    """A rank's process: its newest look while it lived, and what happened to it."""
+    """A rank's process: its newest look while it lived and had communicators, and what happened to it."""
 
     life: Life
     sample: ProcessSample
@@ -183,7 +184,10 @@ class FailureLog:
             gap = max(time - known.seen, 0.0) / 2
             for kind, words in _new_of_nccl(known, sample):
                 self._add(known, kind, words, time - gap, gap, clock)
-        known.sample, known.seen = sample, time
+        known.seen = time
+        if sample.communicators or not known.sample.communicators:
+            # One whose communicators are torn down is still of its job.
+            known.sample = sample
 
     def _end(self, end: ProcessEnd, time: float, clock: float) -> None:
         known = self._known.get(end.host, {}).get((end.host, end.key.pid, end.key.start_time, end.key.part))
@@ -349,10 +353,19 @@ def _first(failed: Collection[Event]) -> list[Event]:
     return list(earliest.values()) or [min(failed, key=lambda event: event.time)]
 
 
+def _unobserved_ranks(job: Sequence[Known]) -> int:
+    """How many ranks the communicators have that no known process holds."""
+    held = Counter(own.hash for one in job for own in one.sample.communicators)
+    sizes = {own.hash: own.nranks for one in job for own in one.sample.communicators}
+    return sum(max(size - held[number], 0) for number, size in sizes.items())
+
+
 def _from_outside(job: Sequence[Known], first: Sequence[Event]) -> str:
     """Why nobody of the job is to blame for its end; empty where somebody may be."""
     ends = [one.end for one in job]
     codes = {event.code for event in first if event.kind is FailureKind.SIGNAL}
+    if any(event.kind in OF_PEERS for event in first) and _unobserved_ranks(job):
+        return "ranks that were not observed may have failed before what NCCL reports of the others"
     if all(event.kind is FailureKind.SIGNAL and event.code in FROM_OUTSIDE for event in first):
         return f"somebody ended it by {signal_name(min(code for code in codes if code is not None))}"
     same = {(end.kind, end.code) for end in ends if end is not None}

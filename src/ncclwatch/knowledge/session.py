@@ -10,6 +10,7 @@ from ncclwatch.engine.verdict import severity
 from ncclwatch.knowledge.failures import FailureLog, Incident, Life
 from ncclwatch.knowledge.match import advise
 from ncclwatch.knowledge.postmortem import HANGS, after
+from ncclwatch.knowledge.suspects import Suspects
 
 if TYPE_CHECKING:
     from ncclwatch.collect.batch import NodeBatch
@@ -22,7 +23,7 @@ class InformedSession(DiagnosisSession):
 
     def __init__(self, diagnosis: LiveDiagnosis | None = None) -> None:
         super().__init__(diagnosis)
-        self.failures = FailureLog()
+        self.failures, self.suspects = FailureLog(), Suspects()
         self._judged: list[Verdict] = []
         """What the engine said last, before anything was added."""
         self._said: list[Verdict] = []
@@ -41,6 +42,7 @@ class InformedSession(DiagnosisSession):
     ) -> Node | None:
         """Take one batch, as :class:`DiagnosisSession` does."""
         self.failures.feed(batch)
+        self.suspects.feed(batch)
         return super().feed(batch, now_ns, source=source, wall_ns=wall_ns)
 
     def ask(self) -> None:
@@ -61,28 +63,38 @@ class InformedSession(DiagnosisSession):
         self._judged, lives = self.verdicts, self.verdicts is not before
         incidents = self.failures.incidents({node.name for node in self.nodes.values() if node.silent})
         state = self.failures.version, all(incident.over for incident in incidents)
+        update.told = []
         if incidents and not lives and state == self._state:
             # Nobody is left of whom a look could tell more than was known when they ended.
             self.verdicts = update.verdicts = self._said
-        elif incidents:
-            self.verdicts = update.verdicts = self._with_incidents(self.verdicts, incidents, lives=lives)
+        else:
+            if incidents:
+                self.verdicts = update.verdicts = self._with_incidents(self.verdicts, incidents, lives=lives)
+            self._keep_hangs(incidents)
+            advise(self, update, [one.sample for incident in incidents for one in incident.processes])
+            self.verdicts = update.verdicts = [self.suspects.beside(verdict) for verdict in self.verdicts]
+            update.orders += self.suspects.orders(self.verdicts, self.samples.values(), now_ns)
+        self._tell(update, incidents)
+        self._said, self._state = self.verdicts, state
+        return update
+
+    def _tell(self, update: Update, incidents: Sequence[Incident]) -> None:
+        """What is new: a verdict that begins to stand, that now says what was seen of those it names, or whose job has ended."""
         accusing = {verdict.id: verdict for verdict in self.verdicts if verdict.verdict_class.accuses}
-        update.told = [verdict for number, verdict in accusing.items() if number not in self._told]
-        update.told += [
-            verdict for verdict in self._fallen(incidents) if verdict in accusing.values() and verdict not in update.told
-        ]
-        self._told, self._state = frozenset(accusing), state
+        fallen = {verdict.id for verdict in self._fallen(incidents)}
+        seen = {verdict.id for verdict in self.suspects.news(accusing.values())}
+        update.told = [verdict for number, verdict in accusing.items() if number not in self._told or number in fallen | seen]
+        self._told = frozenset(accusing)
         if self._asked_of_none:
             self._asked_of_none, update.answers = False, [*update.answers, *self.verdicts]
+
+    def _keep_hangs(self, incidents: Sequence[Incident]) -> None:
+        """Remember the hangs that stand, and those that stood when their jobs came down."""
         hashes = {number for incident in incidents for number in incident.hashes}
         self._hangs = {number: verdict for number, verdict in self._hangs.items() if number in hashes}
         for verdict in self.verdicts:
             if verdict.verdict_class in HANGS and verdict.communicator is not None:
                 self._hangs.setdefault(verdict.communicator.hash, verdict)
-        if lives or not incidents or self._said is not self.verdicts:
-            advise(self, update, [one.sample for incident in incidents for one in incident.processes])
-        self._said = self.verdicts
-        return update
 
     def _fallen(self, incidents: Sequence[Incident]) -> list[Verdict]:
         """What is said of jobs whose last process has just ended: now all that failed is known."""

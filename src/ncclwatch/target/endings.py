@@ -77,6 +77,7 @@ class Endings:
         """Descriptor → (pid, start time)."""
         self._ended: dict[tuple[int, int], End] = {}
         self._count = 0
+        self._asked_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         self._poll = select.epoll()
         self._wake_out, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._poll.register(self._wake_out, select.EPOLLIN)
@@ -117,9 +118,14 @@ class Endings:
 
     def take(self) -> dict[tuple[int, int], End]:
         """The ends since the last time, by (pid, start time)."""
+        asked_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="ncclwatch-ends", daemon=True)
             self._thread.start()
+        else:
+            # The thread may wait for a CPU; who is known to be gone has ended.
+            self._hear([descriptor for descriptor, _ in self._poll.poll(0)])
+        self._asked_ns = asked_ns
         with self._lock:
             found, self._ended = self._ended, {}
         return found
@@ -142,27 +148,40 @@ class Endings:
         while True:
             # The kernel's list of what is ready is in the order in which it became so.
             ready = [descriptor for descriptor, _ in self._poll.poll()]
-            times = time.clock_gettime_ns(time.CLOCK_MONOTONIC), time.time_ns()
             before_ns, waited_ns = waited_ns, _waited_for_a_cpu_ns()
             if self._wake_out in ready:
                 return
-            for descriptor in ready:
-                self._take_end(descriptor, *times, WAKE_NS + max(waited_ns - before_ns, 0))
-            self._on_end()
+            if self._hear(ready, max(waited_ns - before_ns, 0)):
+                self._on_end()
 
-    def _take_end(self, descriptor: int, time_ns: int, wall_ns: int, late_ns: int) -> None:
+    def _hear(self, ready: list[int], waited_ns: int | None = None) -> bool:
+        """Take in the ends behind descriptors, by a thread that waited for a CPU for so long; whether nobody else had."""
+        now_ns, wall_ns, fresh = time.clock_gettime_ns(time.CLOCK_MONOTONIC), time.time_ns(), False
+        # Not earlier than when they were last asked for: then it had not ended.
+        late_ns = max(now_ns - self._asked_ns, 0)
+        late_ns = late_ns if waited_ns is None else min(late_ns, WAKE_NS + waited_ns)
         with self._lock:
-            place = self._watched.pop(descriptor, None)
-            if place is None:
-                return
-            self._ended[place] = End(time_ns, wall_ns, late_ns, self._count, wait_status(descriptor, *place))
-            self._count += 1
-            self._close(descriptor)
+            for descriptor in ready:
+                # Another thread may have been quicker, and the number be another process's by now.
+                if descriptor not in self._watched or not _readable(descriptor):
+                    continue
+                place = self._watched.pop(descriptor)
+                self._ended[place] = End(now_ns, wall_ns, late_ns, self._count, wait_status(descriptor, *place))
+                self._count += 1
+                self._close(descriptor)
+                fresh = True
+        return fresh
 
     def _close(self, descriptor: int) -> None:
         with contextlib.suppress(OSError, ValueError):
             self._poll.unregister(descriptor)
         os.close(descriptor)
+
+
+def _readable(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _waited_for_a_cpu_ns() -> int:

@@ -191,7 +191,31 @@ def test_an_end_that_nobody_saw_is_no_failure_and_a_status_that_comes_later_is()
     assert log.incidents() == ()
     log.feed(batch("node1", 2, ends=[end(ranks[1], 1.5, exited(7))]))
     [one] = [event for event in incident_of(log).events if event.rank == 1]
-    assert (one.code, one.words) == (7, "exit status 7") != (None, UNSEEN)
+    assert (one.code, one.words) == (7, "exit status 7")
+    assert one.words != UNSEEN
+
+
+def test_a_rank_that_tears_down_is_still_of_its_job() -> None:
+    """Its newest look shows no communicator any more."""
+    log, ranks = FailureLog(), ring(2)
+    for rank in ranks:
+        log.feed(batch(f"node{rank.rank}", 1, [look(rank, 1)]))
+    log.feed(batch("node1", 2, [replace(look(ranks[1], 2), communicators=())]))
+    log.feed(batch("node1", 3, ends=[end(ranks[1], 3, exited(3))]))
+    log.feed(batch("node0", 2, ends=[end(ranks[0], 2, signal.SIGKILL)]))
+    assert [event.rank for event in incident_of(log).first] == [0]
+
+
+@pytest.mark.parametrize("observed", [True, False])
+def test_what_nccl_reports_blames_nobody_while_a_peer_is_not_observed(observed: bool) -> None:
+    log, ranks = FailureLog(), ring(2)
+    for rank in ranks if observed else ranks[:1]:
+        log.feed(batch(f"node{rank.rank}", 1, [look(rank, 1)]))
+    log.feed(batch("node0", 2, [look(ranks[0], 2, async_result="ncclRemoteError")]))
+    for rank in ranks if observed else ranks[:1]:
+        log.feed(batch(f"node{rank.rank}", 9, ends=[end(rank, 9, exited(1))]))
+    incident = incident_of(log)
+    assert incident.over and bool(incident.outside) is not observed
 
 
 def test_nonsense_from_a_socket_is_taken_for_what_it_may_be() -> None:
