@@ -92,8 +92,7 @@ def test_a_rank_that_hangs_stays_named_when_the_watchdogs_end_the_job(cluster: C
     job.freeze(4)
     engine.wait(lambda: any(verdict["class"] == "stopped" for verdict in cluster.told()), "the frozen rank")
     # What it does is looked at on its node, and told with the verdict; so is what one of those that wait for it does.
-    doing = lambda: [one["doing"] for verdict in cluster.told() for one in verdict["culprits"]]  # noqa: E731
-    engine.wait(lambda: ["stopped"] in doing(), "what it does")
+    engine.wait(lambda: any(one["doing"] for verdict in cluster.told() for one in verdict["culprits"]), "what it does")
     seen = next(verdict for verdict in reversed(cluster.told()) if verdict["culprits"][0]["doing"])
     assert any(line.startswith("rank 4 is stopped by a signal: main thread stopped") for line in seen["evidence"]), seen
     assert any(line.startswith("meanwhile rank ") for line in seen["evidence"]), seen
