@@ -21,7 +21,6 @@ from ncclwatch.collect.look_times import next_time
 from ncclwatch.collect.network import NetworkWatch
 from ncclwatch.collect.ranks import ranks_of
 from ncclwatch.collect.sampling import Sampling
-from ncclwatch.collect.suspects import SuspectLooks
 from ncclwatch.collect.watched import Problem, Readable, Watched, nothing_read, sees_every_process
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.collect.work import WorkWatch
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ncclwatch.collect.paths import PathProbes
+    from ncclwatch.collect.suspects import SuspectLooks
 
 # The ring holds many times what a quarter of a second brings; waking more often costs the node and shows a person nothing.
 WAKE_S = 0.25
@@ -115,7 +115,8 @@ class NodeCollector:
         self.network: NetworkWatch | None = None
         self.work: WorkWatch | None = None
         self.paths = paths
-        self.suspects = SuspectLooks() if stacks else None
+        self._stacks = stacks
+        self._suspects: SuspectLooks | None = None
         self._wire = wire
         self.aggregator = Aggregator()
         self.watched: dict[int, Watched] = {}
@@ -328,8 +329,8 @@ class NodeCollector:
             batch.network = self.network.look(batch.samples, self._running(), calm=calm) if draft.looked else self.network.news()
             batch.notes = (*batch.notes, *batch.network.notes)
             batch.all_flows = self.network.take_all()
-        if self.suspects is not None and self.suspects.has_news:
-            batch.looks, batch.gpus = self.suspects.take()
+        if self._suspects is not None and self._suspects.has_news:
+            batch.looks, batch.gpus = self._suspects.take()
         if self.network is not None and self.work is not None:
             try:
                 self._add_work(batch, self.network.flows, self.work)
@@ -365,7 +366,11 @@ class NodeCollector:
 
     def look_at(self, pids: Sequence[int]) -> bool:
         """Look where these processes stand; what is seen comes with a later batch. Whether that is begun."""
-        return self.suspects is not None and self.suspects.order(pids, self._host)
+        if self._stacks and self._suspects is None:
+            from ncclwatch.collect.suspects import SuspectLooks
+
+            self._suspects = SuspectLooks()
+        return self._suspects is not None and self._suspects.order(pids, self._host)
 
     def _with_work(self, window: RankWindow) -> RankWindow:
         """A window with what its connections carried."""

@@ -25,6 +25,8 @@ AGAIN_NS = 300 * 10**9
 """A verdict that stands has its suspects looked at again after so long."""
 KEPT_S = 600.0
 """A look older than that is not told any more."""
+BEFORE_S = 2.0
+"""Looks so long before a verdict's trouble began are of it: when that was is known to a look at memory."""
 MOST_KEPT = 4096
 """Looks, and verdicts for which looks were asked for, that are remembered."""
 FIRST_NUMBER = 1 << 61
@@ -67,7 +69,9 @@ class Suspects:
         if asked is None or not verdict.verdict_class.accuses:
             return verdict
         now = verdict.time or 0.0
-        fresh = {place: look for place, look in self._looks.items() if abs(now - look.time) < KEPT_S}
+        # What it was doing before this trouble began explains another.
+        begun = (verdict.since or now - KEPT_S) - BEFORE_S
+        fresh = {place: look for place, look in self._looks.items() if begun < look.time < now + KEPT_S}
         if any(one.pid is not None and (one.host, one.pid) in fresh for one in verdict.culprits):
             verdict = with_stacks(verdict, fresh, [fresh[place] for place in asked.peers if place in fresh], self._name)
         return with_gpus(verdict, self._gpus)

@@ -83,7 +83,7 @@ def test_what_was_seen_is_told_with_its_age_and_the_rows_that_speak_of_it() -> N
     assert sum(one.startswith("rank 2 ") and "data loader" in one for one in nodes.verdict.evidence) == 1
 
 
-@pytest.mark.parametrize("looks", [(), (seen(0),), (replace(seen(2), pid=7),), (seen(2, -2000.0),)])
+@pytest.mark.parametrize("looks", [(), (seen(0),), (replace(seen(2), pid=7),), (seen(2, -3.0),)])
 def test_a_node_that_sees_nothing_or_something_else_leaves_the_verdict_as_it_is(looks: Sequence[ProcessLook]) -> None:
     nodes = Nodes()
     nodes.go(4)
