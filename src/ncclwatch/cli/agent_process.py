@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ncclwatch.cli.ending import ended, prepare_streams
 from ncclwatch.cli.haste import HASTE
 from ncclwatch.cli.output import emit, flush
-from ncclwatch.cli.wire_option import path_probes, wire_mode
+from ncclwatch.cli.wire_option import PROBE_PATHS, path_probes, wire_mode
 from ncclwatch.stopping import stop_on_signals
 from ncclwatch.text import clean, size
 
@@ -57,7 +57,8 @@ class AgentOptions:
     duration: float | None
     hurries: bool = False
     """Whether the priority is raised until it has attached."""
-    probe_paths: str | None = None
+    probe_paths: str = PROBE_PATHS
+    stacks: bool = True
 
     def to_json(self) -> str:
         """As text, for the process that becomes the agent."""
@@ -86,7 +87,7 @@ def run(chosen: AgentOptions) -> None:
 
     HASTE.active = chosen.hurries
     address = protocol.endpoint(chosen.engine)
-    keys, spool, token = (None if path is None else Path(path) for path in (chosen.keys, chosen.spool, chosen.probe_paths))
+    keys, spool = (None if path is None else Path(path) for path in (chosen.keys, chosen.spool))
     stop = stop_on_signals()
     sender = Agent(
         address, keys=client_keys(address, keys, "agent"), token=chosen.job or "", host=socket.gethostname(),
@@ -95,7 +96,8 @@ def run(chosen: AgentOptions) -> None:
     choose, how = _matching(chosen.match) if chosen.match else None, wire_mode(chosen.wire)
     collector = NodeCollector(
         every=not chosen.pids, interval_s=chosen.interval, stop=stop, choose=choose, common_ns=sender.engine_time_ns, wire=how,
-        tell=_line, paths=path_probes(token), patient=True, widest_s=chosen.calm_interval,
+        tell=_line, paths=path_probes(chosen.probe_paths), patient=True, widest_s=chosen.calm_interval,
+        stacks=chosen.stacks,
     )  # fmt: skip
     sender.link.on_order = collector.nudge
     sender.link.on_ease = lambda well, narrow: collector.ease.allow(time.monotonic(), well=well, narrow=narrow)

@@ -14,9 +14,10 @@ from ncclwatch.collect.look_times import next_time
 from ncclwatch.engine.case import Known
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
-from ncclwatch.engine.session import DiagnosisSession, Update
+from ncclwatch.engine.session import Update
 from ncclwatch.engine.slow.modes import SlowRule
-from ncclwatch.knowledge.match import Before, advise
+from ncclwatch.knowledge.match import Before
+from ncclwatch.knowledge.session import InformedSession
 from ncclwatch.messaging.hub import Hub
 from ncclwatch.messaging.keys import Key, KnownKeys
 from ncclwatch.messaging.transport import EngineTransport, HubMaker
@@ -36,7 +37,7 @@ class Job:
     """One job: everything its agents said, and nothing of any other."""
 
     name: str
-    session: DiagnosisSession
+    session: InformedSession
     views: ViewWriter
     heard: float
     next_judge: float = 0.0
@@ -97,10 +98,11 @@ class EngineService:
                 return
             job = self.jobs[name] = Job(
                 name,
-                DiagnosisSession(LiveDiagnosis(Known(self._patience()), slow=self._slow.watch())),
+                InformedSession(LiveDiagnosis(Known(self._patience()), slow=self._slow.watch())),
                 ViewWriter(self.hub.engine),
                 time.monotonic(),
             )
+            job.session.before = self.before
         job.heard = time.monotonic()
         if job.lives.get(batch.host) != life:
             # The longest known goes first: of hosts that are gone nothing is ordered any more.
@@ -148,7 +150,6 @@ class EngineService:
             viewers = self.hub.viewers(job.name)
             # Who watches sees every look, and what nobody has looked at is judged.
             update = job.session.judge(now_ns) if viewers or job.session.is_due(now_ns) else job.session.take(now_ns)
-            advise(job.session, update, self.before)
             settled = frozenset() if viewers else job.session.settled()
             searching = job.session.searching()
         except Exception as error:

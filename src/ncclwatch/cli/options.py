@@ -81,12 +81,21 @@ OrderBudgetOption = Annotated[
     ),
 ]
 ProbePathsOption = Annotated[
-    Path | None,
+    str,
     typer.Option(
         "--probe-paths",
-        metavar="TOKEN_FILE",
-        help="Probe paths on which a job stands still, when the engine asks: zero payload, own sockets and queue pairs. The file "
-        "has a secret that the nodes share, by which they answer one another on TCP port 28050.",
+        metavar="tcp|TOKEN_FILE|off",
+        help="Probe paths on which a job stands still, when the engine asks: zero payload, own sockets and queue pairs. "
+        "'tcp': whether the far end answers at all. A file has a secret that the nodes share, by which they answer one another "
+        "on TCP port 28050.",
+    ),
+]
+StacksOption = Annotated[
+    bool,
+    typer.Option(
+        "--stacks/--no-stacks",
+        help="Look what culprits and a few peers do when a verdict names them: threads, Python frames, the GPUs' state. "
+        "Nothing is stopped.",
     ),
 ]
 ORDER_BUDGET = 5.0

@@ -154,14 +154,16 @@ Before = Callable[[Verdict], Sequence[str]]
 """What is known of the past of a verdict's culprits, as lines of evidence (:mod:`ncclwatch.history.recurrence`)."""
 
 
-def advise(session: DiagnosisSession, update: Update, before: Before | None = None) -> Update:
+def advise(
+    session: DiagnosisSession, update: Update, ended: Sequence[ProcessSample] = (), before: Before | None = None
+) -> Update:
     """The update, and what the session says stands, with what is known of each verdict. A verdict that is in several places stays
-    one object.
+    one object. ``ended``: the last looks at processes that may be gone.
     """
     every = [*update.verdicts, *update.told, *update.answers, *session.verdicts]
     if all(verdict.knowledge or not _wants(verdict) for verdict in every):
         return update
-    processes = by_place(session.samples.values())
+    processes = by_place((*ended, *session.samples.values()))
     nics = [nic for host in session.network.hosts.values() for nic in host.nics.values()]
     done = {id(verdict): _with_past(informed(verdict, processes, nics), before) for verdict in every}
     update.verdicts, update.told, update.answers, session.verdicts = (
