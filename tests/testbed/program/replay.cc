@@ -4,18 +4,18 @@
 
 namespace job {
 
-CapturedSteps::CapturedSteps(Group& group, const std::vector<Operation>& operations) : group_(group) {
+CapturedCalls::CapturedCalls(Group& group, const std::function<void()>& calls) : group_(group) {
   CUDA(cudaStreamBeginCapture(group.stream, cudaStreamCaptureModeThreadLocal));
-  for (const Operation& operation : operations) enqueue(operation, group);
+  calls();
   CUDA(cudaStreamEndCapture(group.stream, &graph_));
   CUDA(cudaGraphInstantiate(&executable_, graph_, 0));
 }
 
-CapturedSteps::~CapturedSteps() {
+CapturedCalls::~CapturedCalls() {
   CUDA(cudaGraphExecDestroy(executable_));
   CUDA(cudaGraphDestroy(graph_));
 }
 
-void CapturedSteps::replay() { CUDA(cudaGraphLaunch(executable_, group_.stream)); }
+void CapturedCalls::replay() { CUDA(cudaGraphLaunch(executable_, group_.stream)); }
 
 }  // namespace job

@@ -1,21 +1,19 @@
 // Operations captured in a CUDA graph, and its replay.
 #pragma once
 
-#include <vector>
+#include <functional>
 
 #include "group.h"
-#include "operation.h"
-#include "shape.h"
 
 namespace job {
 
-class CapturedSteps {
+class CapturedCalls {
  public:
-  // Captures the calls on the group's stream, in this order, as one graph. The group's buffers must be large enough and stay where they are.
-  CapturedSteps(Group& group, const std::vector<Operation>& operations);
-  ~CapturedSteps();
-  CapturedSteps(const CapturedSteps&) = delete;
-  CapturedSteps& operator=(const CapturedSteps&) = delete;
+  // Captures what `calls` puts on the group's stream as one graph. The group's buffers must be large enough and stay where they are.
+  CapturedCalls(Group& group, const std::function<void()>& calls);
+  ~CapturedCalls();
+  CapturedCalls(const CapturedCalls&) = delete;
+  CapturedCalls& operator=(const CapturedCalls&) = delete;
 
   void replay();
 

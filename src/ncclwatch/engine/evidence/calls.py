@@ -66,7 +66,7 @@ class Calls(Source):
         if known is None:
             yield "no calls were recorded"
         if infos and not (known and all(known.replays.get(known.process(info.host, info.pid)) for info in infos)):
-            yield "calls that CUDA graphs replay: only steps are seen of those that were captured before calls were recorded"
+            yield "replays of CUDA graphs: no calls are seen of what was captured before calls were recorded; proxy steps are"
         unaligned = sum(len(finding.unaligned) for finding in case.findings.values())
         if unaligned:
             yield f"{unaligned} ranks whose calls cannot be lined up with those of their peers"
