@@ -112,7 +112,7 @@ class Replays:
     def _forget_process(self, pid: int) -> None:
         for held in (self._capturing, self._ended, self._instantiating, self._graphs, self._executables):
             for key in [key for key in held if key[0] == pid]:
-                del held[key]  # type: ignore[attr-defined]
+                del held[key]
 
 
 def _put(held: OrderedDict[Any, Any], key: Any, value: Any) -> None:

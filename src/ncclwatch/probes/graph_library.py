@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from ncclwatch.target.elf import ElfError, ElfFile
-from ncclwatch.target.maps import parse_maps, read_maps_text
-from ncclwatch.target.namespaces import PROC, open_mapped
+from ncclwatch.target.maps import PROC, parse_maps, read_maps_text
+from ncclwatch.target.namespaces import open_mapped
 
 _BY_CHOICE = ((re.compile(r"libcudart[-\w]*\.so"), "cudaGraphLaunch"), (re.compile(r"libcuda\.so"), "cuGraphLaunch"))
 """The shared runtime, under the names that wheels give it too, else the driver, which a static runtime calls: a launch is seen

@@ -46,8 +46,8 @@ class Process:
         self.say(Function.GRAPH_INSTANTIATE, sendbuff=graph)
         return self.say(Function.GRAPH_INSTANTIATE, Kind.LEAVE, comm=executable)
 
-    def launch(self, executable: int = EXECUTABLE, **fields: int) -> Process:
-        return self.say(Function.GRAPH_LAUNCH, sendbuff=executable, **fields)
+    def launch(self, executable: int = EXECUTABLE) -> Process:
+        return self.say(Function.GRAPH_LAUNCH, sendbuff=executable)
 
     def take(self) -> NDArray[Any]:
         records, self.records = self.records, []
