@@ -118,7 +118,6 @@ class LiveSession(InformedSession):
         self._asked = asked
         self.taps: list[Callable[[NodeBatch], None]] = []
         """Who else takes every batch: a recording."""
-        """Who knows the past of a verdict's culprits: a history."""
 
     # --- beginning, steps, end -----------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""NCCL's exported functions that are probed: their arguments, and which of them can block.
+"""NCCL's exported functions that are probed, and CUDA's that capture and replay: their arguments, and which of them can block.
 
 Signatures: ``nccl.h`` of NCCL 2.18.3 to 2.32.3. A function that a build does not export is simply not probed. Left out on purpose
 are queries (``ncclCommCount``), allocation (``ncclMemAlloc``) and reduction operators: they neither move data nor involve a peer.
@@ -59,6 +59,24 @@ _SIGNATURES: tuple[tuple[Function, str, str], ...] = (
 """(function, name without ``nccl``, its arguments in order): ``-`` is one we do not read, ``=`` one that is passed in memory
 because it is a structure (it takes no register)."""
 
+_GRAPH_SIGNATURES: tuple[tuple[Function, str, str], ...] = (
+    (Function.GRAPH_LAUNCH, "GraphLaunch", "sendbuff stream"),
+    (Function.STREAM_BEGIN_CAPTURE, "StreamBeginCapture StreamBeginCapture_v2 StreamBeginCaptureToGraph", "stream"),
+    (Function.STREAM_END_CAPTURE, "StreamEndCapture", "stream comm_out"),
+    (
+        Function.GRAPH_INSTANTIATE,
+        "GraphInstantiate GraphInstantiate_v2 GraphInstantiateWithFlags GraphInstantiateWithParams",
+        "comm_out sendbuff",
+    ),
+    (Function.GRAPH_EXEC_UPDATE, "GraphExecUpdate GraphExecUpdate_v2", "sendbuff recvbuff"),
+)
+"""The same of CUDA's functions, without ``cuda`` (runtime API) or ``cu`` (driver API), with all that take these arguments first.
+What they make stands where others have the communicator.
+"""
+
+GRAPHS = frozenset(function for function, *_ in _GRAPH_SIGNATURES)
+"""Functions of CUDA."""
+
 _FREES = frozenset({Function.COMM_DESTROY, Function.COMM_ABORT})
 
 MAKES_COMMUNICATORS = (
@@ -114,6 +132,11 @@ class FunctionSpec:
         """Whether the function waits for other ranks by design."""
         return self.function in BLOCKING
 
+    @property
+    def tells_on_return(self) -> bool:
+        """Whether its return is worth a trap: it can block, or makes something that is known only then."""
+        return self.can_block or "comm_out" in self.places()
+
     def places(self, machine: Machine | None = None) -> dict[str, int]:
         """Place of each argument as ``nw_function_spec`` counts: integer registers in order, then words on the stack.
 
@@ -152,8 +175,14 @@ def _symbols(name: str) -> tuple[str, ...]:
     return (*plain, f"nccl{name}Config", f"pnccl{name}Config") if name in _COLLECTIVES else plain
 
 
+def _graph_symbols(names: str) -> tuple[str, ...]:
+    """Of the runtime and the driver API; ``_ptsz`` variants are for programs compiled with a default stream for each thread."""
+    return tuple(f"{api}{name}{variant}" for name in names.split() for api in ("cuda", "cu") for variant in ("", "_ptsz"))
+
+
 FUNCTIONS: dict[Function, FunctionSpec] = {
-    function: FunctionSpec(function, _symbols(name), arguments) for function, name, arguments in _SIGNATURES
+    **{function: FunctionSpec(function, _symbols(name), arguments) for function, name, arguments in _SIGNATURES},
+    **{function: FunctionSpec(function, _graph_symbols(names), arguments) for function, names, arguments in _GRAPH_SIGNATURES},
 }
 """Every function that is probed."""
 

@@ -28,7 +28,7 @@ from ncclwatch.target.machine import Machine
 
 MAX_FUNCTION_SIZE = 1 << 20
 """No exported function of NCCL comes near; a larger one is a damaged symbol."""
-_NAMES = r"p?nccl[A-Z]\w*"
+_NAMES = r"(p?nccl[A-Z]|cu(da)?(Graph|Stream)[A-Z])\w*"
 _SYMBOL_SIZE = 24
 _MOST_SYMBOLS_OF_NCCL = 5000
 

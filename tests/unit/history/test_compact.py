@@ -9,12 +9,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from unit.histories import DAY_NS, NOON_NS, TODAY, keep, numbered
 
 from ncclwatch.history import compact, files, journal, remote, snapshot
 from ncclwatch.history.compact import Done, Keep
 from ncclwatch.history.query import History
 from ncclwatch.history.tables import Row
+from unit.histories import DAY_NS, NOON_NS, TODAY, keep, numbered
 
 
 def rates(root: Path, life: str, count: int = 10, day: int = 0, job: str = "job") -> None:

@@ -11,12 +11,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from unit.histories import NOON_NS, keep
 
 from ncclwatch.errors import TargetError, UsageError
 from ncclwatch.history import compact, files, journal, query
 from ncclwatch.history.query import History
 from ncclwatch.history.tables import Row, arrow_schema, arrow_table
+from unit.histories import NOON_NS, keep
 
 
 @pytest.fixture
