@@ -85,19 +85,14 @@ def engine(
         log.listening(service, secured=pair is not None, known=len(pair[1]) if pair else 0)
         until = float("inf") if duration is None else time.monotonic() + duration
         with (
-            serving(metrics) as also,
-            exporting(otlp) as exports,
-            hooked(hook) as hooks,
-            keeping(history, "engine", service) as kept,
-        ):
+            serving(metrics) as also, exporting(otlp) as exports, hooked(hook) as hooks, keeping(history, "engine", service) as kept,
+        ):  # fmt: skip
 
             def show(job: Job, update: Update) -> None:
-                for keeper in kept:
-                    keeper.take(job.session, update, job.name)
+                for taker in (*kept, *exports):
+                    taker.take(job.session, update, job.name)
                 for one in hooks:
                     one.take(update, job.name)
-                for export in exports:
-                    export.take(job.session, update, job.name)
                 log.update(job, update)
                 # One endpoint tells one job: the one that was heard first.
                 for surface in also if job is next(iter(service.jobs.values())) else ():
