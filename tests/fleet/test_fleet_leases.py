@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from fleet.servers import NatsServer
+from ncclwatch.fleet import streams
 from ncclwatch.fleet.connection import Connection, Options
 from ncclwatch.fleet.lease import Lease, bucket, held
-from ncclwatch.fleet.verdict_log import Record, SupersededError, VerdictLog, ensure_stream
+from ncclwatch.fleet.verdict_log import Record, SupersededError, VerdictLog
+from ncclwatch.messaging.subjects import VERDICTS
 
 TTL_S = 1.0
 
@@ -24,7 +26,7 @@ TTL_S = 1.0
 @pytest.fixture
 def bus(nats_server: NatsServer) -> Iterator[Connection]:
     with Connection(Options((nats_server.address,))) as connection:
-        connection.call(ensure_stream(connection.jetstream))
+        connection.call(streams.ensure(connection.jetstream, VERDICTS))
         yield connection
 
 
@@ -118,8 +120,7 @@ def test_what_was_told_is_told_once_over_judges(bus: Connection) -> None:
     told = bus.call(one.tell(accusing(3)))
     assert told is not None
     assert bus.call(one.tell(accusing(3))) is None
-    state = bus.call(two.take_over(8))
-    assert state.is_open
+    assert bus.call(two.take_over(8)).state.is_open
     assert two.standing == accusing(3)
     assert bus.call(two.tell(accusing(3))) is None
     for late in (one.tell(accusing(4)), one.recover()):
@@ -177,6 +178,7 @@ def test_the_log_goes_on_over_a_server_that_is_killed(nats_server: NatsServer, b
 
 PAUSED = """
 import json, sys, time
+from ncclwatch.fleet import streams
 from ncclwatch.fleet.connection import Connection, Options
 from ncclwatch.fleet.lease import Lease, bucket
 from ncclwatch.fleet.verdict_log import SupersededError, VerdictLog

@@ -50,6 +50,7 @@ class Connection:
         self._news: deque[str] = deque(maxlen=100)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ncclwatch-nats", daemon=True)
+        self._spawned: set[Coroutine[Any, Any, Any]] = set()
         self._client: Client | None = None
         self._jetstream: JetStreamContext | None = None
 
@@ -99,6 +100,13 @@ class Connection:
                 **self._options.extra,
             )
 
+    async def _end(self, client: Client) -> None:
+        rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task() and task.get_coro() in self._spawned]
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        await client.close()
+
     @property
     def client(self) -> Client:
         """The client, for code that runs in the connection's thread."""
@@ -112,6 +120,11 @@ class Connection:
         if self._jetstream is None:
             raise RuntimeError("not connected")
         return self._jetstream
+
+    @property
+    def address(self) -> str:
+        """Where it is connected to."""
+        return self._options.servers[0]
 
     @property
     def connected(self) -> bool:
@@ -130,6 +143,7 @@ class Connection:
     def spawn(self, work: Coroutine[Any, Any, Any]) -> Callable[[], object]:
         """Let a coroutine run in the connection's thread until it ends or what is returned is called."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._spawned.add(work)
         return future.cancel
 
     def take_news(self) -> list[str]:
@@ -144,7 +158,7 @@ class Connection:
         """Let go."""
         if self._client is not None:
             with contextlib.suppress(Exception):
-                self.call(self._client.close(), REQUEST_S)
+                self.call(self._end(self._client), REQUEST_S)
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(REQUEST_S)

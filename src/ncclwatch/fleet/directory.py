@@ -11,12 +11,15 @@ from typing import Annotated
 
 import msgspec
 
+from ncclwatch.messaging.keys import job_of
 from ncclwatch.messaging.limits import UNDECODABLE, FormatError
 from ncclwatch.messaging.subjects import token_of
 
 MAX_HASHES = 1 << 21
 """Communicators that are known at a time; a job of 100,000 ranks has some ten thousand."""
 MAX_IN_CLAIM = 4096
+DEFAULT = job_of("")
+"""What configuration calls a job when it calls it nothing."""
 FORGET_NS = 3600 * 10**9
 """A communicator that no claim names for an hour is gone."""
 REFRESH_NS = 600 * 10**9
@@ -27,7 +30,8 @@ FUTURE_NS = 300 * 10**9
 
 class Claim(msgspec.Struct, frozen=True, array_like=True):
     """Communicators, by hash, that are of one job; ``name`` is that of the job and ``born_ns`` when it was first claimed
-    (CLOCK_REALTIME). ``token``: the job that configuration names (``keys.job_of``); hashes of two of these have nothing in common.
+    (CLOCK_REALTIME). ``token``: the job that configuration names (``keys.job_of``); hashes of two of these have nothing in
+    common.
     """
 
     token: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -57,7 +61,7 @@ def decode(data: bytes) -> Claim:
 
 def name_of(token: str, comm_hash: int) -> str:
     """The name of a job after its first known communicator, one token of a subject."""
-    return token_of(f"{comm_hash:016x}" if token == "default" else f"{token}-{comm_hash:016x}")
+    return token_of(f"{comm_hash:016x}" if token == DEFAULT else f"{token}-{comm_hash:016x}")
 
 
 class _Set:

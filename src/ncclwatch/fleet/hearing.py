@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ncclwatch.fleet.directory import Claim, Directory
@@ -46,6 +46,14 @@ class HearingCounts:
     refused_nodes: int = 0
     messages: int = 0
     sent_bytes: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """All of them by name."""
+        return asdict(self)
+
+    def copy(self) -> HearingCounts:
+        """As they are now."""
+        return replace(self)
 
 
 @dataclass(slots=True)

@@ -23,8 +23,10 @@ from ncclwatch.messaging.limits import UNDECODABLE, FormatError
 from ncclwatch.messaging.reader import BatchReader
 from ncclwatch.messaging.values import Shared
 from ncclwatch.messaging.writer import BatchWriter
-from ncclwatch.model.network import NetworkLook
+from ncclwatch.model.network import FlowRecord, NetworkLook
 from ncclwatch.model.rows import joined
+from ncclwatch.model.state import ProcessSample
+from ncclwatch.model.work import FlowWindow
 
 NODES_A_BUNDLE = 64
 """Nodes of a message: eight ranks each are 512, whose columns stay well below what a message may hold."""
@@ -137,7 +139,10 @@ class BundleWriter:
     def encode(self, heard: Sequence[Heard]) -> bytes:
         """A message of what some nodes said."""
         parts, together = [], NodeBatch(host="", boot_id="", sequence=self._number, time_ns=0, wall_ns=0, looked=True)
-        samples, windows, work, flows = [], [], [], []
+        samples: list[ProcessSample] = []
+        windows: list[RankWindow] = []
+        work: list[FlowWindow] = []
+        flows: list[FlowRecord] = []
         events: list[NDArray[Any]] = []
         for one in heard:
             batch = one.batch
@@ -168,9 +173,10 @@ def _more(batch: NodeBatch) -> dict[str, msgspec.Raw]:
     }
 
 
-def present() -> bytes:
-    """The message of a worker that has nothing to say."""
-    return _encoder.encode(Message(-1, 0, [], b""))
+PRESENT = _encoder.encode(Message(-1, 0, [], b""))
+"""The message of a worker that has nothing to say."""
+FAREWELL = _encoder.encode(Message(-1, 1, [], b""))
+"""The message of a worker that ends: others hear its nodes."""
 
 
 class _Slice(Sequence[RankWindow]):

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 from nats.errors import Error as NatsError
-from nats.js import JetStreamContext, api
+from nats.js import JetStreamContext
 from nats.js.errors import APIError, NotFoundError
 
 from ncclwatch.errors import NcclwatchError
@@ -28,9 +28,6 @@ TRIES = 5
 """An append whose answer did not come is settled by looking at the log; so often at most in one call."""
 MAX_TOLD = 256
 """Accusations of one finding that are remembered."""
-KEPT_S = 30 * 86_400.0
-MAX_BYTES = 1 << 30
-"""Bounds of the stream, where this makes it."""
 
 
 class SupersededError(NcclwatchError):
@@ -55,10 +52,11 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
 class Record(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One entry. ``id`` is the same for the same thing said again; ``epoch`` and ``judge`` say who said it. ``verdict`` has the
     shape ``ncclwatch.verdict/1``: the one told, in a takeover the last one of the finding that is open, in a recovery the one
-    that is over, which stood for ``duration_s``.
+    that is over, which stood for ``duration_s``. ``joined``: the job turned out to be part of the one named ``into``, whose judge
+    says from then on what stands.
     """
 
-    type: Literal["takeover", "verdict", "recovery"]
+    type: Literal["takeover", "verdict", "recovery", "joined"]
     job: str
     id: str
     at_ns: int
@@ -67,6 +65,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     state: State
     verdict: dict[str, Any] | None = None
     duration_s: float | None = None
+    into: str = ""
 
 
 def accusation(shown: Mapping[str, Any]) -> str:
@@ -78,19 +77,6 @@ def accusation(shown: Mapping[str, Any]) -> str:
 def record_id(job: str, finding: int, what: str) -> str:
     """Stable over judges: the job, the number of the finding, and what is said in it."""
     return hashlib.sha256(json.dumps([job, finding, what]).encode()).hexdigest()[:20]
-
-
-async def ensure_stream(jetstream: JetStreamContext) -> None:
-    """Make the stream of verdicts when it is not there."""
-    try:
-        await jetstream.stream_info(VERDICTS)
-    except NotFoundError:
-        await jetstream.add_stream(
-            api.StreamConfig(
-                name=VERDICTS, subjects=["ncw.verdict.*"], max_age=KEPT_S, max_bytes=MAX_BYTES,
-                discard=api.DiscardPolicy.OLD, storage=api.StorageType.FILE,
-            )
-        )  # fmt: skip
 
 
 class VerdictLog:
@@ -119,8 +105,11 @@ class VerdictLog:
                 f"the last record of {self._subject} cannot be read: {error}", "remove it from the stream"
             ) from error
 
-    async def take_over(self, epoch: int) -> State:
-        """Begin to judge under a lease of this epoch: what stands. Raises :class:`SupersededError` when a later one has begun."""
+    async def take_over(self, epoch: int) -> Record:
+        """Begin to judge under a lease of this epoch: the record of that, with what stands.
+
+        Raises :class:`SupersededError` when a later judge has begun.
+        """
         self.epoch = 0
         while True:
             sequence, found = await self.last()
@@ -138,7 +127,7 @@ class VerdictLog:
                 # Somebody has said something just now: whether a later judge, the next look tells.
                 continue
             self.epoch = epoch
-            return self.state
+            return record
 
     async def tell(self, shown: dict[str, Any]) -> Record | None:
         """Append a verdict that accuses; ``None`` when this finding has told the same before."""
@@ -155,17 +144,22 @@ class VerdictLog:
         state, now = self.state, time.time_ns()
         if not state.is_open:
             return None
-        return await self._say("recovery", "recovery", now, State(state.finding), self.standing, (now - state.since_ns) / 1e9)
+        duration_s = (now - state.since_ns) / 1e9
+        return await self._say("recovery", "recovery", now, State(state.finding), self.standing, duration_s=duration_s)
+
+    async def join(self, into: str) -> Record:
+        """Append that this job turned out to be part of another."""
+        return await self._say("joined", f"joined {into}", time.time_ns(), State(self.state.finding), self.standing, into=into)
 
     async def _say(
-        self, kind: Literal["verdict", "recovery"], what: str, now: int, after: State, shown: dict[str, Any] | None,
-        duration_s: float | None = None,
+        self, kind: Literal["verdict", "recovery", "joined"], what: str, now: int, after: State, shown: dict[str, Any] | None,
+        *, duration_s: float | None = None, into: str = "",
     ) -> Record:  # fmt: skip
         if not self.epoch:
             raise SupersededError(f"job {self.job} is judged by another")
         record = Record(
             type=kind, job=self.job, id=record_id(self.job, after.finding, what), at_ns=now, epoch=self.epoch, judge=self.judge,
-            state=after, verdict=shown, duration_s=duration_s,
+            state=after, verdict=shown, duration_s=duration_s, into=into,
         )  # fmt: skip
         await self._append(record)
         return record

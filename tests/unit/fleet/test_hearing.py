@@ -57,7 +57,7 @@ class Judge:
 
 
 def through(hearing: Hearing, batches: Sequence[NodeBatch], *, flush_every: int = 1) -> Judge:
-    judge, writers = Judge(), {}
+    judge, writers = Judge(), dict[str, BatchWriter]()
     for at, batch in enumerate(batches):
         writer = writers.setdefault(batch.host, BatchWriter(calls="all"))
         hearing.take("default", batch.host, "L" + batch.host, batch.sequence, writer.encode(batch), NOW)
