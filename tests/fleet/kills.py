@@ -2,10 +2,10 @@
 
     PYTHONPATH=src:tests python -m fleet.kills --kills 200 [--seed 1]
 
-Two hearing workers and two judges run as they are installed, a real nats-server keeps its store. Each turn something dies by SIGKILL
-and is begun again: an agent (simulated: a new life), nats-server, a worker, or a judge. In between a process of one of two jobs
-stops, or goes on. At the end the log of verdicts must hold each hold-up once, with the rank that was stopped, and each end of one,
-in their order, and nothing else.
+Two hearing workers and two judges run as they are installed, a real nats-server keeps its store. Each turn something dies by
+SIGKILL and is begun again: an agent (simulated: a new life), nats-server, a worker, or a judge. In between a process of one of
+two jobs stops, or goes on. At the end the log of verdicts must hold each hold-up once, with the rank that was stopped, and each
+end of one, in their order, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -44,10 +45,13 @@ class Fleet:
     folder: Path
     lease_s: float
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    begun: Counter[str] = field(default_factory=Counter)
+    """How often each was."""
 
     def begin(self, name: str) -> None:
         command = [sys.executable, "-m", "ncclwatch", "fleet", "hear" if name.startswith("worker") else "judge"]
         options = ["--bus", self.server.address, "--lease", str(self.lease_s), "--json"]
+        self.begun[name] += 1
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen([*command, *options], stdout=log, stderr=log, env=os.environ)
 
@@ -67,20 +71,22 @@ class Outcome:
 
     kills: Counter[str] = field(default_factory=Counter)
     takeovers_s: list[float] = field(default_factory=list)
+    """By a judge that ran; ``alone_s``: by one that had to begin first, for the other had died just before."""
+    alone_s: list[float] = field(default_factory=list)
     told_s: list[float] = field(default_factory=list)
     """From the moment a process stopped to the record of the verdict."""
     findings: int = 0
     faults: list[str] = field(default_factory=list)
+    trail: list[str] = field(default_factory=list)
+    """What was done when."""
 
     def text(self) -> str:
-        took = sorted(self.takeovers_s)
-        told = sorted(self.told_s)
-        middle = f"{took[len(took) // 2]:.1f} s in the median, {took[-1]:.1f} s at most" if took else "none"
-        fault = f"{told[len(told) // 2]:.1f} s in the median, {told[-1]:.1f} s at most" if told else "none"
+        kinds = ", ".join(f"{number} of {kind}" for kind, number in sorted(self.kills.items()))
         return (
-            f"{sum(self.kills.values())} kills ({', '.join(f'{n} of {kind}' for kind, n in sorted(self.kills.items()))}), "
-            f"{self.findings} hold-ups; takeovers of jobs ({len(took)}): {middle}; from a stop to its verdict: {fault}; "
-            f"{len(self.faults)} faults"
+            f"{sum(self.kills.values())} kills ({kinds}), {self.findings} hold-ups, {len(self.faults)} faults\n"
+            f"jobs taken over by a judge that ran: {_spread(self.takeovers_s)}\n"
+            f"by one that had to begin first: {_spread(self.alone_s)}\n"
+            f"from a stop to its verdict: {_spread(self.told_s)}"
         )
 
 
@@ -104,6 +110,7 @@ class Trial:
             self._wait("both jobs are judged", lambda: all(self._judge_of(job) for job in (0, 1)))
             for turn in range(kills):
                 kind = self._chance.choice(KINDS)
+                self._note(f"kill {kind}")
                 self._kill(kind)
                 self.outcome.kills[kind] += 1
                 time.sleep(self._chance.uniform(0.0, 3.0))
@@ -127,25 +134,36 @@ class Trial:
             time.sleep(self._chance.uniform(0.0, 2.0))
             self._server.start()
         else:
-            number = self._chance.randrange(2)
-            before = {job: self._last(job) for job in (0, 1)} if kind == "judge" else {}
-            lost = self._begun_by(f"judge{number}") if kind == "judge" else set()
-            self._fleet.kill(f"{kind}{number}")
-            at = time.time()
-            self._fleet.begin(f"{kind}{number}")
-            for job, record in before.items():
-                if record is not None and record.judge in lost:
-                    self._wait("the job of a judge that died is another's", lambda job=job, r=record: self._newer(job, r))  # type: ignore[misc]
-                    taken = next(r for r in self._records(job) if r.epoch > record.epoch)
-                    self.outcome.takeovers_s.append(taken.at_ns / 1e9 - at)
+            self._kill_process(kind, self._chance.randrange(2))
+
+    def _kill_process(self, kind: str, number: int) -> None:
+        name, spare = f"{kind}{number}", f"{kind}{1 - number}"
+        judged = {job: record for job in (0, 1) if (record := self._last(job)) is not None} if kind == "judge" else {}
+        lost, ready = self._names_of(name), len(self._names_of(spare)) == self._fleet.begun[spare]
+        self._fleet.kill(name)
+        at = time.time()
+        self._fleet.begin(name)
+        for job, record in judged.items():
+            if record.judge not in lost:
+                continue
+            self._wait("the job of a judge that died is another's", partial(self._newer, job, record))
+            took = next(r for r in self._records(job) if r.epoch > record.epoch).at_ns / 1e9 - at
+            # A judge that has not begun yet takes over once it has.
+            (self.outcome.takeovers_s if ready else self.outcome.alone_s).append(took)
+            self._note(f"job {job} taken over after {took:.1f} s" + ("" if ready else ", by a judge that had to begin first"))
+
+    def _note(self, text: str) -> None:
+        self.outcome.trail.append(f"{time.time():.1f} {text}")
 
     def _toggle(self, job: int) -> None:
         """Let a process stop, or go on, once what happened before is in the log."""
         self._settled(job)
         if job in self._agents.stuck:
             self._expected[job].append(("recovery", self._agents.stuck.pop(job)))
+            self._note(f"job {job} goes on")
         else:
             rank = self._chance.randrange(self._agents.world)
+            self._note(f"rank {rank} of job {job} stops")
             self._agents.stuck[job] = rank
             self._expected[job].append(("verdict", rank))
 
@@ -183,10 +201,11 @@ class Trial:
         last = self._last(job)
         return last is not None and last.epoch > record.epoch
 
-    def _begun_by(self, name: str) -> set[str]:
+    def _names_of(self, name: str) -> set[str]:
         """Names under which a process of ours has judged."""
-        lines = (self._fleet.folder / f"{name}.log").read_bytes().splitlines()
-        return {str(line["judge"]) for line in map(msgspec.json.decode, lines) if line.get("type") == "listening"}
+        # What was killed while it wrote has left a line that is none.
+        lines = [line for line in (self._fleet.folder / f"{name}.log").read_bytes().splitlines() if line.endswith(b"}")]
+        return {str(line.get("judge")) for line in map(msgspec.json.decode, lines) if line.get("type") == "listening"}
 
     def _wait(self, what: str, condition: Callable[[], bool]) -> None:
         until = time.monotonic() + PATIENCE_S
@@ -214,6 +233,11 @@ class Trial:
         ]
 
 
+def _spread(seconds: list[float]) -> str:
+    found = sorted(seconds)
+    return f"{found[len(found) // 2]:.1f} s in the median, {found[-1]:.1f} s at most ({len(found)})" if found else "none"
+
+
 def _rank(record: Record) -> int:
     assert record.verdict is not None
     culprits = record.verdict["culprits"]
@@ -232,9 +256,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Kills at random of everything a fleet is made of.")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", type=Path, help="Where logs are kept; by default nowhere.")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        outcome = trial(args.kills, args.seed, Path(folder))
+        outcome = trial(args.kills, args.seed, args.folder or Path(folder))
+    print("\n".join(outcome.trail))
     print(outcome.text())
     print("\n".join(outcome.faults))
     return 1 if outcome.faults else 0

@@ -9,9 +9,13 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nats.errors import Error as NatsError
+
 from ncclwatch.collect.aggregate import Aggregator
 from ncclwatch.collect.batch import NodeBatch, PlaneState
+from ncclwatch.errors import NcclwatchError
 from ncclwatch.fleet.connection import Connection
+from ncclwatch.fleet.directory import DEFAULT
 from ncclwatch.messaging import packing, protocol, subjects
 from ncclwatch.messaging.protocol import NeedKey
 from ncclwatch.messaging.writer import BatchWriter
@@ -44,17 +48,18 @@ class Node:
             self.aggregator.feed_sample(sample)
         now, wall = time.monotonic_ns(), time.time_ns()
         return NodeBatch(
-            host=self.host, boot_id="boot-" + self.host, sequence=self.n, time_ns=now, wall_ns=wall, interval_s=EVERY_S, looked=True,
-            complete=True, samples=tuple(samples), windows=self.aggregator.windows(now), planes=(PlaneState("state", True),),
-            clock_offset_ns=0, clock_error_ns=1000,
+            host=self.host, boot_id="boot-" + self.host, sequence=self.n, time_ns=now, wall_ns=wall, interval_s=EVERY_S,
+            looked=True, complete=True, samples=tuple(samples), windows=self.aggregator.windows(now),
+            planes=(PlaneState("state", True),), clock_offset_ns=0, clock_error_ns=1000,
         )  # fmt: skip
 
 
 class Agents:
     """Nodes ``node0``, ``node1``, … that have a rank of each job; ``stuck`` holds, by job, the rank whose process is stopped."""
 
-    def __init__(self, connection: Connection, *, world: int, jobs: int = 1, token: str = "default") -> None:
-        self.world, self.jobs, self.token = world, jobs, token
+    def __init__(self, connection: Connection, *, world: int, jobs: int = 1) -> None:
+        self.world, self.jobs, self.token = world, jobs, DEFAULT
+        self.failures = 0
         self.stuck: dict[int, int] = {}
         self.nodes = [Node(f"node{rank}") for rank in range(world)]
         self.sent = 0
@@ -102,8 +107,8 @@ class Agents:
                 while waiting:
                     self._connection.call(self._send(waiting[:64]), 10.0)
                     del waiting[:64]
-            except Exception:
-                continue
+            except (NcclwatchError, NatsError, OSError):
+                self.failures += 1
 
     async def _send(self, words: list[tuple[str, bytes, dict[str, str]]]) -> None:
         publish = self._connection.jetstream.publish
@@ -117,9 +122,8 @@ class Agents:
             self._steps[job] += victim is None
             step = self._steps[job]
             # While all is well everybody is the last one in turn.
-            ring = frozen_ring(
-                step % self.world if victim is None else victim, self.world, run_state="S" if victim is None else "T"
-            )
+            last, state = (step % self.world, "S") if victim is None else (victim, "T")
+            ring = frozen_ring(last, self.world, run_state=state)
             for at, rank in enumerate(ring):
                 [sample] = rank.looks(1)
                 key = replace(sample.process.key, pid=sample.process.pid + OF_JOB * job)

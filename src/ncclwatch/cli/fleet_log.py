@@ -70,7 +70,8 @@ class HearLog(EngineLog):
             nodes, jobs = len(worker.hearing), len(worker.hearing.jobs)
             text = (
                 f"{nodes} nodes of {jobs} jobs, {(counts.batches - last.batches) / seconds:.0f} batches/s, "
-                f"{(counts.windows - last.windows) / seconds:.0f} windows/s, in {size((counts.nbytes - last.nbytes) / seconds)}/s, "
+                f"{(counts.windows - last.windows) / seconds:.0f} windows/s, "
+                f"in {size((counts.nbytes - last.nbytes) / seconds)}/s, "
                 f"out {size((counts.sent_bytes - last.sent_bytes) / seconds)}/s; so far {counts.bad} bad, {counts.missed} missed"
             )
             self._say("traffic", text, nodes=nodes, jobs=jobs, counts=counts.as_dict())
