@@ -18,6 +18,12 @@ from ncclwatch.model.verdict import Verdict, VerdictClass
 
 SETTLE_S = 15.0
 """A judge that takes over while something stands says nothing else for so long: it knows less than the one before it did."""
+APART_LOOKS = 2.5
+"""Samples of two nodes that are further apart, in intervals and half a second, are of two moments: what one waits for, the other
+may have done since.
+"""
+HOLD_S = 15.0
+"""So long nothing new is said because nodes were not heard up to the same moment. One that is not heard at all is silent by then."""
 QUIET_LOOKS = 3
 """Judgements on end that have to say that a job runs, of one that stood before this judge began."""
 SLOW_S = 120.0
@@ -48,14 +54,17 @@ class Teller:
         """Whether what stands was told by another judge, and this one has not seen it by itself."""
         self._over = False
         self._quiet = 0
+        self._held_since: float | None = None
 
-    def update(self, session: DiagnosisSession, update: Update) -> Told:
-        """Append what a judgement brought. Raises :class:`SupersededError`."""
+    def update(self, session: DiagnosisSession, update: Update, *, unheard: bool = False) -> Told:
+        """Append what a judgement brought; ``unheard``: something waits to be heard. Raises :class:`SupersededError`."""
         told = Told([], [])
         if update.windows is None:
             return told
         accusing = [verdict for verdict in update.verdicts if verdict.verdict_class.accuses]
         self._note(session, update, accusing)
+        if (accusing or self._over) and self._holds_back(session, unheard=unheard):
+            return told
         try:
             for verdict in accusing:
                 record = self._tell(self._shown(verdict))
@@ -73,6 +82,15 @@ class Teller:
             # What stands is found again by the next judgement, what is over stays over.
             return told
         return told
+
+    def _holds_back(self, session: DiagnosisSession, *, unheard: bool) -> bool:
+        """Whether nodes were not heard up to the same moment, as after a worker or NATS was away; not for ever."""
+        if not unheard and _of_one_moment(session):
+            self._held_since = None
+            return False
+        if self._held_since is None:
+            self._held_since = self._clock()
+        return self._clock() - self._held_since < HOLD_S
 
     def _tell(self, shown: dict[str, Any]) -> Record | None:
         known = accusation(shown) in self.log.state.told
@@ -109,6 +127,13 @@ class Teller:
         age_s = max(0.0, time.time() - self.log.state.since_ns / 1e9)
         windows = update.windows or []
         return bool(windows) and all(_moves(window, age_s) for window in windows)
+
+
+def _of_one_moment(session: DiagnosisSession) -> bool:
+    heard = [node for node in session.nodes.values() if not node.silent and node.samples]
+    looks = [next(iter(node.samples.values())).wall_ns for node in heard]
+    interval_s = max((node.interval_s for node in heard), default=1.0)
+    return not looks or max(looks) - min(looks) <= (APART_LOOKS * interval_s + 0.5) * 1e9
 
 
 def _moves(window: RankWindow, within_s: float) -> bool:

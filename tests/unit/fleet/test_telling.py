@@ -14,7 +14,7 @@ from ncclwatch.collect.aggregate import Aggregator
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.engine.live import Recovery
 from ncclwatch.engine.session import DiagnosisSession, Node, Update
-from ncclwatch.fleet.telling import QUIET_LOOKS, SETTLE_S, SLOW_S, Teller
+from ncclwatch.fleet.telling import HOLD_S, QUIET_LOOKS, SETTLE_S, SLOW_S, Teller
 from ncclwatch.fleet.verdict_log import Record, State, VerdictLog, accusation
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 from unit.batches import ring_looks
@@ -174,3 +174,26 @@ def test_an_accusation_is_its_class_and_culprits(field: str) -> None:
     assert accusation(shown) == accusation(shown | {field: "other"})
     assert accusation(shown) != accusation(accuse(4).to_json())
     assert accusation(shown) != accusation(accuse(3, VerdictClass.DEAD).to_json())
+
+
+def seen(session: DiagnosisSession, host: str, wall_ns: int) -> None:
+    [look] = ring_looks(1, world=1)
+    node = session.nodes[host] = Node(host, 0)
+    node.samples = {look[0].process.key: replace(look[0], wall_ns=wall_ns)}
+
+
+def test_nothing_new_is_said_while_nodes_were_heard_up_to_different_moments() -> None:
+    log = Log()
+    one, clock, _ = teller(log)
+    session = DiagnosisSession()
+    seen(session, "node0", 100 * 10**9)
+    seen(session, "node1", 90 * 10**9)
+    assert one.update(session, judged(accuse(3))).records == []
+    seen(session, "node1", 101 * 10**9)
+    assert one.update(session, judged(accuse(3)), unheard=True).records == []
+    assert one.update(session, judged(accuse(3))).records != []
+    # Not for ever: clocks of nodes may be apart.
+    seen(session, "node1", 0)
+    assert one.update(session, judged(RUNNING, recovered=accuse(3))).records == []
+    clock.now += HOLD_S + 1
+    assert one.update(session, judged(RUNNING)).records != []
