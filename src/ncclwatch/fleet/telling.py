@@ -23,7 +23,7 @@ APART_LOOKS = 2.5
 may have done since.
 """
 HOLD_S = 15.0
-"""So long nothing new is said because nodes were not heard up to the same moment. One that is not heard at all is silent by then."""
+"""So long nothing new is said because nodes were not heard up to the same moment. Who is not heard at all is silent by then."""
 QUIET_LOOKS = 3
 """Judgements on end that have to say that a job runs, of one that stood before this judge began."""
 SLOW_S = 120.0
