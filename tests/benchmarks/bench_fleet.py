@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -48,8 +49,8 @@ from unit.synthetic import Rank, communicator, recv, send
 
 EACH = 8
 JOBS = 2
-LOOKS = 5
-STOPS_AT = 3
+LOOKS = 4
+STOPS_AT = 2
 """The look from which on a process is stopped."""
 VICTIM = 3
 HASH = 0xF1EE7
@@ -137,7 +138,7 @@ def hear(ranks: int, file: Path) -> tuple[float, float, float, int]:
         spent.append(time.process_time() - began)
         sent = sum(len(data) for _, data in messages)
         file.with_suffix(f".reduced{look}").write_bytes(msgspec.msgpack.encode(messages))
-    return sorted(spent[1:])[len(spent) // 2 - 1], spent[0], rss_mib() - before, sent
+    return statistics.median(spent[1:]), spent[0], rss_mib() - before, sent
 
 
 def judge(ranks: int, file: Path) -> tuple[float, float, float, str]:
@@ -162,8 +163,7 @@ def judge(ranks: int, file: Path) -> tuple[float, float, float, str]:
     found = ", ".join(
         f"{s.verdict.verdict_class} {[c.rank for c in s.verdict.culprits]}" for s in sessions.values() if s.verdict is not None
     )
-    middle_of = len(decoding) // 2 - 1
-    return sorted(decoding[1:])[middle_of], sorted(judging[1:])[middle_of], rss_mib() - before, found
+    return statistics.median(decoding[1:]), statistics.median(judging[1:]), rss_mib() - before, found
 
 
 T = TypeVar("T")

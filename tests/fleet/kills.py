@@ -173,12 +173,10 @@ class Trial:
         """Wait until what happened is in the log; what is there instead is a fault, and the log counts from then on."""
         wanted = self._expected[job]
         self._wait(f"{wanted[-1:]} of job {job} is told", lambda: len(self._said(job)) >= len(wanted))
-        said = [(record.type, _rank(record)) for record in self._said(job)]
+        said: list[tuple[str, int]] = [(record.type, _rank(record)) for record in self._said(job)]
         if said != wanted:
             found = [f"{r.at_ns / 1e9:.1f} {r.type} {(r.verdict or {})['summary']}" for r in self._said(job)[-6:]]
-            self.outcome.faults.append(
-                f"{time.time():.1f} job {job}: expected … {wanted[-4:]}, the log has … {said[-6:]}: {found}"
-            )
+            self.outcome.faults.append(f"job {job}: expected … {wanted[-4:]}, the log has … {said[-6:]}: {found}")
             self._note(self.outcome.faults[-1])
             self._expected[job] = said
 

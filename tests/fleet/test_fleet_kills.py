@@ -9,7 +9,7 @@ import pytest
 
 from fleet.kills import trial
 
-KILLS = int(os.environ.get("NCCLWATCH_KILLS", "5"))
+KILLS = int(os.environ.get("NCCLWATCH_KILLS", "4"))
 
 
 @pytest.mark.timeout(120 + 120 * KILLS)
