@@ -90,19 +90,24 @@ class EngineService:
         """Stop listening."""
         self.hub.close()
 
+    def session(self) -> InformedSession:
+        """A session as this engine's options want it."""
+        session = InformedSession(LiveDiagnosis(Known(self._patience()), slow=self._slow.watch()))
+        session.before = self.before
+        return session
+
+    def adopt(self, name: str, session: InformedSession) -> Job:
+        """Judge a job of which a session may know something already."""
+        job = self.jobs[name] = Job(name, session, ViewWriter(self.hub.engine), time.monotonic())
+        return job
+
     def _take(self, name: str, life: str, batch: NodeBatch) -> None:
         job = self.jobs.get(name)
         if job is None:
             if len(self.jobs) >= MAX_JOBS:
                 self.refused_jobs += 1
                 return
-            job = self.jobs[name] = Job(
-                name,
-                InformedSession(LiveDiagnosis(Known(self._patience()), slow=self._slow.watch())),
-                ViewWriter(self.hub.engine),
-                time.monotonic(),
-            )
-            job.session.before = self.before
+            job = self.adopt(name, self.session())
         job.heard = time.monotonic()
         if job.lives.get(batch.host) != life:
             # The longest known goes first: of hosts that are gone nothing is ordered any more.
