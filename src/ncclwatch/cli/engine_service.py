@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ncclwatch.cli.remote_view import ViewWriter
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.collect.ease import NARROW
 from ncclwatch.collect.look_times import next_time
@@ -19,6 +18,7 @@ from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.knowledge.match import advise
 from ncclwatch.messaging.hub import Hub
 from ncclwatch.messaging.keys import Key, KnownKeys
+from ncclwatch.remote.job_view import ViewWriter
 
 MAX_JOBS = 1024
 FORGET_JOB_S = 3600.0

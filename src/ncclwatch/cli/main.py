@@ -39,6 +39,7 @@ _COMMANDS: dict[str, str] = {
     "agent": "Send what this node shows to an engine.",
     "engine": "Diagnose jobs from what agents send.",
     "top": "Watch a whole job from its engine.",
+    "serve": "A page for browsers: jobs, verdicts, timeline.",
     "keys": "Keys of engine, agents and viewers.",
     "shim": "The counter shim that a job may load.",
     "doctor": "What works here, and what to do about each gap.",

@@ -27,7 +27,7 @@ SCRAPE_S = 10.0
 _ADDRESS = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<four>[0-9.]*|localhost)):(?P<port>\d{1,5})")
 
 
-def parse_address(text: str) -> tuple[str, int]:
+def parse_address(text: str, what: str = "metrics") -> tuple[str, int]:
     """``:9464``, ``10.0.0.1:9464`` or ``[::1]:9464`` as (address, port); without an address the loopback interface."""
     found = _ADDRESS.fullmatch(text.strip())
     address, port = (found["six"] or found["four"], int(found["port"])) if found else ("", 0)
@@ -38,7 +38,7 @@ def parse_address(text: str) -> tuple[str, int]:
     except ValueError:
         found = None
     if found is None or not 0 < port < 65536:
-        raise UsageError(f"'{clean(text, 60)}' is no address to serve metrics on", "write :9464, or 10.0.0.1:9464")
+        raise UsageError(f"'{clean(text, 60)}' is no address to serve {what} on", "write :9464, or 10.0.0.1:9464")
     return address, port
 
 

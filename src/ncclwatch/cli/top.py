@@ -23,9 +23,9 @@ def top(
 ) -> int:
     """Watch a whole job from its engine: every rank of every node, and the verdict."""
     from ncclwatch.cli.live import verdict_stands
-    from ncclwatch.cli.remote import RemoteSession
     from ncclwatch.messaging import protocol
     from ncclwatch.messaging.keys import client_keys
+    from ncclwatch.remote.session import RemoteSession
 
     address = protocol.endpoint(engine)
     stop = stop_on_signals()
