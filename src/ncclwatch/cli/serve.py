@@ -46,6 +46,9 @@ class Watched:
 EnginesOption = Annotated[
     list[str] | None, typer.Option("--engine", "-e", metavar="ADDRESS", help="An engine to watch: tcp://HOST:PORT; several.")
 ]
+JobsFileOption = Annotated[
+    Path | None, typer.Option("--jobs", metavar="FILE", help="Jobs as TOML: [[job]] with name, engine, token, keys.")
+]
 RecordingsOption = Annotated[
     list[Path] | None,
     typer.Option("--recording", metavar="PATH", help="A recording, or a folder with those of one job's nodes; several."),
@@ -60,9 +63,7 @@ def serve(
             "--job", metavar="[NAME=]TOKEN", help="A job of the engines, by its token ('ncclwatch keys token'); several."
         ),
     ] = None,
-    jobs: Annotated[
-        Path | None, typer.Option("--jobs", metavar="FILE", help="Jobs as TOML: [[job]] with name, engine, token, keys.")
-    ] = None,
+    jobs: JobsFileOption = None,
     keys: KeysOption = None,
     recording: RecordingsOption = None,
     bind: Annotated[

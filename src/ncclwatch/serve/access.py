@@ -1,7 +1,7 @@
 """Who may see the page: by a token, or by a header that a trusted proxy sets; and what keeps other sites out.
 
 - A name in ``Host`` that is not ours is refused: another site's name that resolves to this machine (DNS rebinding) reads nothing.
-- Requests that another site's page makes are refused (Fetch Metadata), nothing is said to allow them (no CORS), and nobody frames us.
+- Requests of another site's page are refused (Fetch Metadata), nothing is said to allow them (no CORS), and nobody frames us.
 - Scripts and styles come from this server alone (Content-Security-Policy): what a target calls itself can be no code.
 """
 
@@ -52,6 +52,7 @@ HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
     "cache-control": "no-store",
 }
+_MAKE_ONE = "write one with 'ncclwatch keys token'"
 _NEXT = re.compile(r"/(\?[\x21-\x7e]*)?")
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -83,12 +84,10 @@ def read_token(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_TOKEN_FILE)
     except OSError as error:
-        raise UsageError(
-            f"the token file {path} cannot be read: {error.strerror}", "write one with 'ncclwatch keys token'"
-        ) from error
+        raise UsageError(f"the token file {path} cannot be read: {error.strerror}", _MAKE_ONE) from error
     token = data.decode("utf-8", "replace").strip()
     if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
-        raise UsageError(f"{path} holds no token of {SHORTEST_TOKEN} characters or more", "write one with 'ncclwatch keys token'")
+        raise UsageError(f"{path} holds no token of {SHORTEST_TOKEN} characters or more", _MAKE_ONE)
     return token
 
 

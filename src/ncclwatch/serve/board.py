@@ -1,7 +1,7 @@
 """All jobs of the page, and who looks at them: a moment is made and encoded once, however many look.
 
-Everything here runs in the loop of the server. Whoever does not keep up gets the newest moment whole instead of what it missed, so
-that nobody is ever behind by more than what its own connection holds.
+Everything here runs in the loop of the server. Whoever does not keep up gets the newest moment whole instead of what it missed:
+nobody is ever behind by more than what its own connection holds.
 """
 
 from __future__ import annotations

@@ -180,6 +180,7 @@ class LiveFeed(Feed):
             self._say(WAITING, "the engine has heard no agent of this job yet")
         else:
             shown = self._builder.begin(session, time.time())
+            self._composer.take(shown)
         while not self._stop.is_set():
             now = time.monotonic()
             if shown is not None and now >= due:

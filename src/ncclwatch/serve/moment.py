@@ -68,7 +68,7 @@ def sections(view: View, extra: Extra) -> dict[str, Any]:
             for row in view.operations[:MAX_OPERATIONS]
         ],
         "waits": waits_part(extra.waits, view.accused.ranks, view.waits, ranks),
-        "iterations": {"times": [[round(end, 3), round(s, 6)] for end, s in extra.iterations[-MAX_KEPT_ITERATIONS:]], "usual": usual},
+        "iterations": {"times": [[round(end, 3), round(took, 6)] for end, took in extra.iterations], "usual": usual},
         "about": about_part(view, extra),
         "log": [[round(entry.time, 3), clean(entry.kind, 20), clean(entry.text, 500)] for entry in frame.log[-MAX_LOG:]],
     }  # fmt: skip

@@ -3,6 +3,8 @@
 import { clock, count, duration, seconds } from "./dom.js";
 import { colour, prepare, stateColour } from "./states.js";
 
+/** Bars so much longer than usual are drawn as slow. */
+const SLOW_FROM = 1.25;
 const CLASSES = { running: "state-r", idle: "state-i", unknown: "state-w", "": "state-unseen" };
 
 /** The colour of a class of verdicts. */
@@ -56,14 +58,15 @@ export function timelineAt(points, share) {
 
 /** A bar an iteration, against what is usual. Returns what it shows in words. */
 export function drawIterations(canvas, { times, usual }) {
+  canvas.parentElement.hidden = times.length === 0;
+  if (times.length === 0) return "No iterations are known: the calls plane does not see this job, or nothing comes back in its calls.";
   const { draw, width, height, em } = prepare(canvas);
-  if (times.length === 0) return "No iterations are known: the calls plane does not see this job, or its calls do not repeat yet.";
   const left = Math.round(em * 4.6), foot = Math.round(em * 1.6), floor = height - foot;
   const shown = times.slice(-Math.max(Math.floor((width - left) / 3), 10));
   const top = Math.max(...shown.map(([, took]) => took), usual ?? 0) * 1.08;
   const wide = Math.min((width - left) / shown.length, 26);
   shown.forEach(([, took], at) => {
-    draw.fillStyle = usual !== null && took > usual * 1.1 ? stateColour("s") : colour("accent");
+    draw.fillStyle = usual !== null && took > usual * SLOW_FROM ? stateColour("s") : colour("accent");
     const tall = Math.max((took / top) * floor, 1);
     draw.fillRect(left + at * wide, floor - tall, Math.max(wide - 1, 1), tall);
   });

@@ -16,7 +16,7 @@ function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : String(value));
   }
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
     node.append(child instanceof Node ? child : document.createTextNode(String(child)));
   }
@@ -25,7 +25,7 @@ function fill(node, attributes, children) {
 
 /** Make a node's children look like these, changing as little as can be: focus, selection and what is unfolded stay. */
 export function show(node, ...wanted) {
-  const list = wanted.flat().filter((child) => child !== null && child !== undefined && child !== false)
+  const list = wanted.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false)
     .map((child) => (child instanceof Node ? child : document.createTextNode(String(child))));
   while (node.childNodes.length > list.length) node.lastChild.remove();
   list.forEach((child, at) => {
