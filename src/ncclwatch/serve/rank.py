@@ -41,7 +41,7 @@ def _communicators(view: View, sample: ProcessSample) -> list[dict[str, Any]]:
 
 def _transfers(sample: ProcessSample) -> list[dict[str, Any]]:
     """Unfinished transfers, each with what the first step that is not done waits for."""
-    found = []
+    found: list[dict[str, Any]] = []
     for operation in sample.operations:
         for sub in operation.subs:
             if sub.done < sub.nsteps and len(found) < MAX_TRANSFERS:
