@@ -46,7 +46,7 @@ HEADERS = {
     "content-security-policy": _POLICY,
     "x-frame-options": "DENY",
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
@@ -233,10 +233,10 @@ def _is_address(text: str) -> bool:
 
 def _is_foreign(headers: Headers, method: str) -> bool:
     """Whether another site's page makes the request; to follow a link here is no such thing."""
-    site = headers.get("sec-fetch-site", "none")
+    site = headers.get("sec-fetch-site", "")
     if site in ("cross-site", "same-site"):
         return not (method in ("GET", "HEAD") and headers.get("sec-fetch-mode") == "navigate"
                     and headers.get("sec-fetch-dest") == "document")  # fmt: skip
     origin = headers.get("origin")
     # Browsers that tell no site tell an origin with what may change something.
-    return method == "POST" and origin is not None and urlsplit(origin).netloc != headers["host"]
+    return method == "POST" and not site and origin is not None and urlsplit(origin).netloc != headers["host"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from ncclwatch.serve.access import HEADERS, MAX_FAILURES, Rules, parse_proxies, 
 from unit.serve.served import PushedFeed, Served, served
 from unit.views import view
 
-TOKEN = "a-token-of-the-test-0123"
+TOKEN = secrets.token_urlsafe(16)
 
 
 @pytest.fixture(scope="module")
