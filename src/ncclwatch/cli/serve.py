@@ -99,17 +99,18 @@ def serve(
     from ncclwatch.serve.server import bind as bind_socket
     from ncclwatch.serve.server import serving
 
-    address, port = parse_address(bind, what="the page")
+    address, port = parse_address(bind, what="the page", any_port=True)
     certificate = _certificate(tls_cert, tls_key)
     rules = _rules(address, token_file, user_header, proxy or [], host or [], secure=certificate is not None)
     feeds = [*_recorded(recording or []), *_live(_watched(engine or [], job or [], jobs, keys, alone=not recording))]
     if len(feeds) > MAX_JOBS:
         raise UsageError(f"{len(feeds)} jobs are more than the {MAX_JOBS} that one page follows", "start another")
     stop = stop_on_signals()
-    with serving(feeds, rules, bind_socket(address, port), certificate) as thread:
+    listener = bind_socket(address, port)
+    with serving(feeds, rules, listener, certificate) as thread:
         shown = f"[{address}]" if ":" in address else address
         names = f"{len(feeds)} job{'s' if len(feeds) != 1 else ''}"
-        emit(f"serving {names} on {'https' if certificate else 'http'}://{shown}:{port}/  (Ctrl-C ends it)")
+        emit(f"serving {names} on {'https' if certificate else 'http'}://{shown}:{listener.getsockname()[1]}/  (Ctrl-C ends it)")
         if not rules.asks:
             note("everybody on this machine can read it: --token-file asks for a token")
         _wait(thread, stop, duration)

@@ -35,7 +35,7 @@ MAX_FORM = 4096
 MAX_FAILURES, FAILURES_S = 10, 60.0
 """So many wrong tokens in so many seconds, then nobody can sign in until some time has passed."""
 
-OPEN = frozenset({"/healthz", "/login", "/login.css"})
+OPEN = frozenset({"/healthz", "/icon.svg", "/login", "/login.css"})
 """What is told to everybody: nothing of any job."""
 
 _POLICY = (

@@ -133,11 +133,14 @@ class Board:
             self._update_list()
             return
         before = self._before.get(feed.job)
+        if before is not None and snapshot.n <= before.n:
+            # A reader that came just now has it already.
+            return
         self._before[feed.job] = snapshot
         looking = [reader for reader in self._readers if reader.job == feed.job]
         if not looking:
             return
-        change = snapshot.since(before) if before is not None and before.n < snapshot.n else snapshot.whole
+        change = snapshot.since(before) if before is not None else snapshot.whole
         for reader in looking:
             if len(reader.moments) >= MAX_PENDING:
                 reader.moments = [snapshot.whole]

@@ -191,10 +191,8 @@ class LiveFeed(Feed):
             if view is not None:
                 self._composer.take(view)
                 shown = view
-            if session.is_silent:
-                self._say(SILENT, "the engine says nothing: what is shown is old")
-            elif session.view is not None:
-                self._say(LIVE)
+            if session.view is not None:
+                self._say(*((SILENT, "the engine says nothing: what is shown is old") if session.is_silent else (LIVE, "")))
 
     def _compose(self, session: Followed, view: View) -> float:
         """Make a moment; returns how many seconds to wait for the next."""

@@ -59,9 +59,7 @@ class Past:
         """Leave out every second moment of the older half; where the verdict changed they stay as long as others can go."""
         older = max(len(self._kept) // 2, 2)
         old, new = self._kept[:older], self._kept[older:]
-        left = [
-            one for at, one in enumerate(old) if at % 2 == 0 or one.verdict != old[at - 1].verdict
-        ]  # fmt: skip
+        left = [one for at, one in enumerate(old) if at % 2 == 0 or one.verdict != old[at - 1].verdict]
         self._kept = [*(left if len(left) < len(old) else old[1:]), *new]
         self._bytes = sum(len(one.data) for one in self._kept)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import secrets
+import shutil
 import socket
+import ssl
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +16,7 @@ import pytest
 
 from ncclwatch.errors import UsageError
 from ncclwatch.serve.access import HEADERS, MAX_FAILURES, Rules, parse_proxies, read_token
+from ncclwatch.serve.server import Certificate
 from unit.serve.served import PushedFeed, Served, served
 from unit.views import view
 
@@ -163,3 +168,29 @@ def test_tokens_come_from_files(tmp_path: Path) -> None:
         read_token(tmp_path / "none")
     with pytest.raises(UsageError, match="no address of a proxy"):
         parse_proxies(["example.org"])
+
+
+def test_tls_is_served_and_cookies_are_for_it_alone(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes the certificate, is not installed")
+    files = (tmp_path / "page.pem", tmp_path / "page.key")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-out", files[0], "-keyout", files[1]],
+        check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    certificate = Certificate(*files)
+    certificate.check()
+    with served([PushedFeed("one", view())], Rules(token=TOKEN, secure=True), certificate) as page:
+        trusting = ssl.create_default_context(cafile=str(files[0]))
+        connection = http.client.HTTPSConnection("localhost", page.port, timeout=60, context=trusting)
+        connection.request("POST", "/login", f"token={TOKEN}")
+        answer = connection.getresponse()
+        assert "; Secure" in (answer.getheader("set-cookie") or "")
+        assert answer.getheader("strict-transport-security") is not None
+        connection.close()
+        with pytest.raises((http.client.HTTPException, OSError)):
+            page.ask("/healthz")
+    files[1].write_text("no key")
+    with pytest.raises(UsageError, match="TLS cannot be served"):
+        certificate.check()
