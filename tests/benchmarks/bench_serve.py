@@ -100,9 +100,7 @@ def engine(tokens: list[str], ranks: int, updates: float) -> None:
             name, job = jobs[sent % len(jobs)]
             viewers = hub.viewers(name)
             if viewers:
-                payload = job.payload(viewers)
-                for route in viewers:
-                    hub.show(route, payload)
+                hub.show(name, job.payload(viewers))
             sent += 1
             due += 1.0 / updates
         if time.monotonic() - told >= 5.0:
@@ -271,7 +269,7 @@ def measure(arguments: argparse.Namespace, source: Child, page: Child, address: 
         f"page's server                             {used:.2f} cores, {memory:.0f} MiB at first, {page.rss_mib():.0f} MiB at last"
     )
     print(
-        f"tab's heap after a collection             {held[0]:.1f} MiB at first, {held[-1]:.1f} at last, {held.max():.1f} at most; "
+        f"tab's heap after a collection            {held[0]:.1f} MiB at first, {held[-1]:.1f} at last, {held.max():.1f} at most; "
         f"slope {slope * 1024:+.1f} KiB a minute; nodes {heaps[0][2]} to {heaps[-1][2]}"
     )
 

@@ -144,7 +144,7 @@ export class Grid {
     const step = Math.max(1, Math.ceil(18 / size));
     for (let row = 0; row < rows; row += step) {
       const rank = rankOf(this.moment, row * columns * group);
-      if (rank !== null && rank !== undefined) draw.fillText(String(rank), left - 6, (row + 0.5) * size);
+      if (rank !== null && rank !== undefined) draw.fillText(String(rank), left - 6, Math.max((row + 0.5) * size, 7));
     }
   }
 
