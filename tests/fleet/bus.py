@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from ncclwatch.cli.engine_service import EngineService, Job
 from ncclwatch.cli.remote import RemoteSession
+
+from ncclwatch.cli.engine_service import EngineService, Job
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.engine.session import Update
 from ncclwatch.messaging.agent import Agent

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ncclwatch.cli.remote_view import ViewWriter
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.collect.ease import NARROW
 from ncclwatch.collect.look_times import next_time
@@ -21,6 +20,7 @@ from ncclwatch.knowledge.session import InformedSession
 from ncclwatch.messaging.hub import Hub
 from ncclwatch.messaging.keys import Key, KnownKeys
 from ncclwatch.messaging.transport import EngineTransport, HubMaker
+from ncclwatch.remote.job_view import ViewWriter
 
 MAX_JOBS = 1024
 FORGET_JOB_S = 3600.0

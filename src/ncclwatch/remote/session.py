@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from ncclwatch.cli.remote_view import JobView, ViewReader
 from ncclwatch.collect.batch import Overhead, PlaneState
 from ncclwatch.collect.watched import Problem
 from ncclwatch.collect.windows import RankWindow
@@ -17,6 +16,8 @@ from ncclwatch.messaging.viewer import ZmqViewer
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict
+from ncclwatch.remote.iterations import Timed
+from ncclwatch.remote.job_view import JobView, ViewReader
 from ncclwatch.stopping import Stop
 
 CONNECT_S = 10.0
@@ -44,6 +45,9 @@ class RemoteSession:
         self.planes: Sequence[PlaneState] = ()
         self.problems: Sequence[Problem] = ()
         self.view: JobView | None = None
+        self.iterations: Sequence[Timed] = ()
+        self.roles: Mapping[int, str] = {}
+        self.layout = ""
         self.lost = 0
         self._overhead: Overhead | None = None
         self._reader = ViewReader()
@@ -66,6 +70,11 @@ class RemoteSession:
     def overhead(self) -> Overhead | None:
         """What watching costs, on the node where it costs most."""
         return self._overhead
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the engine has said nothing for so long that what is shown is old."""
+        return time.monotonic() - self._viewer.heard > SILENT_S
 
     # --- beginning, steps, end -----------------------------------------------------------------------------------------
 
@@ -93,7 +102,7 @@ class RemoteSession:
         update = self._hear(left) or Update(time.monotonic_ns())
         update.notes += self._notes
         self._notes = []
-        silent = time.monotonic() - self._viewer.heard > SILENT_S
+        silent = self.is_silent
         if silent and not self._told_silence:
             update.notes.append("the engine says nothing: what is shown is old")
         self._told_silence = silent
@@ -126,5 +135,6 @@ class RemoteSession:
         self.verdicts, self.windows, self.lost = update.verdicts, update.windows or (), update.lost
         self.samples = {sample.process.key: sample for sample in batch.samples}
         self.planes = batch.planes
+        self.iterations, self.roles, self.layout = self.view.iterations, self.view.roles, self.view.layout
         self._overhead = batch.overhead or self._overhead
         return update
