@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,7 +41,12 @@ from ncclwatch.errors import UsageError
 from ncclwatch.stopping import stop_on_signals
 
 if TYPE_CHECKING:
-    from ncclwatch.cli.engine_service import Job
+    from ncclwatch.cli.engine_log import EngineLog
+    from ncclwatch.cli.engine_service import EngineService, Job
+    from ncclwatch.cli.history_keeper import HistoryKeeper
+    from ncclwatch.cli.hooks import HookSurface
+    from ncclwatch.cli.otlp import OtlpSurface
+    from ncclwatch.cli.showing import Surface
     from ncclwatch.engine.session import Update
     from ncclwatch.messaging.keys import Key, KnownKeys
     from ncclwatch.messaging.transport import HubMaker
@@ -86,26 +92,37 @@ def engine(
     try:
         log.listening(service, secured=pair is not None, known=len(pair[1]) if pair else 0, bus=bus is not None)
         until = float("inf") if duration is None else time.monotonic() + duration
-        with (
-            serving(metrics) as also, exporting(otlp) as exports, hooked(hook) as hooks, keeping(history, "engine", service) as kept,
-        ):  # fmt: skip
-
-            def show(job: Job, update: Update) -> None:
-                for taker in (*kept, *exports):
-                    taker.take(job.session, update, job.name)
-                for one in hooks:
-                    one.take(update, job.name)
-                log.update(job, update)
-                # One endpoint tells one job: the one that was heard first.
-                for surface in also if job is next(iter(service.jobs.values())) else ():
-                    surface.update(job.session, update)
-
+        kept = keeping(history, "engine", service)
+        with serving(metrics) as also, exporting(otlp) as exports, hooked(hook) as hooks, kept as keepers:
+            show = _shown(service, log, also, hooks, [*keepers, *exports])
             while not stop.is_set() and time.monotonic() < until:
                 service.step(show, until=until)
                 log.traffic(service)
         log.end("interrupted" if stop.is_set() else "duration over")
     finally:
         service.close()
+
+
+def _shown(
+    service: EngineService,
+    log: EngineLog,
+    surfaces: Sequence[Surface],
+    hooks: Sequence[HookSurface],
+    takers: Sequence[HistoryKeeper | OtlpSurface],
+) -> Callable[[Job, Update], None]:
+    """What is done with an update of a job."""
+
+    def show(job: Job, update: Update) -> None:
+        for taker in takers:
+            taker.take(job.session, update, job.name)
+        for hook in hooks:
+            hook.take(update, job.name)
+        log.update(job, update)
+        # One endpoint tells one job: the one that was heard first.
+        for surface in surfaces if job is next(iter(service.jobs.values())) else ():
+            surface.update(job.session, update)
+
+    return show
 
 
 def way_in(bind: str, bus: str | None, keys: Path | None) -> tuple[str, tuple[Key, KnownKeys] | None, HubMaker | None]:
