@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ncclwatch.cli.history_keeper import HistoryKeeper
     from ncclwatch.cli.hooks import HookSurface
     from ncclwatch.cli.otlp import OtlpSurface
-    from ncclwatch.cli.showing import Surface
+    from ncclwatch.cli.surfaces import Surface
     from ncclwatch.engine.session import Update
     from ncclwatch.messaging.keys import Key, KnownKeys
     from ncclwatch.messaging.transport import HubMaker
