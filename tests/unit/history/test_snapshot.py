@@ -11,12 +11,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from unit.histories import NOON_NS, keep
 
 from ncclwatch.errors import TargetError, UsageError
 from ncclwatch.history import compact, files, journal, query
 from ncclwatch.history.query import History
 from ncclwatch.history.tables import Row, arrow_schema, arrow_table
+from unit.histories import NOON_NS, keep
 
 
 @pytest.fixture
@@ -104,7 +104,8 @@ def test_a_journal_may_be_anything(root: Path, data: bytes) -> None:
 
 def test_rows_of_a_journal_may_be_anything(root: Path) -> None:
     rows = [None, 1, "x", [], ["rates"], ["rates", 1], ["nope", []], [["rates"], []], ["rates", []], ["rates", [None] * 99],
-            ["rates", ["x", 1, {}, "y", [[]], -1]], ["rates", [1 << 62, "../x", "run", 6]], ["verdicts", [NOON_NS, "job", "run", 7]]]  # fmt: skip
+            ["rates", ["x", 1, {}, "y", [[]], -1]], ["rates", [1 << 62, "../x", "run", 6]],
+            ["verdicts", [NOON_NS, "job", "run", 7]]]  # fmt: skip
     (journal.folder(root) / "evil.0.journal").write_bytes(frame(msgspec.msgpack.encode((NOON_NS, 1, rows))))
     found = ranks(root)[0]
     assert [rank for rank in found if rank is not None] == [1, 6]
