@@ -15,6 +15,7 @@ from ncclwatch.cli.history_options import parse_since
 from ncclwatch.cli.history_runs import parse_duration
 from ncclwatch.cli.main import run
 from ncclwatch.errors import UsageError
+from ncclwatch.history import query
 from ncclwatch.history.query import History
 from ncclwatch.history.rows import Run
 from ncclwatch.store.replay import Recordings, Replay
@@ -152,6 +153,16 @@ def test_what_is_kept_can_be_said(said: Said, root: Path) -> None:
     assert said("keep", "--history", root, "--days", "7", "--size", "2G")[1] == "kept: 7 days, at most 2 GiB\n"
     assert json.loads(said("keep", "--history", root, "--json")[1]) == {"days": 7, "nbytes": 2 << 30, "store": ""}
     assert said("compact", "--history", root)[1].startswith("0 files became 0; 0 removed")
+
+
+def test_a_package_that_is_missing_is_said(said: Said, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query, "find_spec", lambda name: None)
+    status, out, err = said("jobs", "--history", root)
+    assert (status, out) == (3, "")
+    assert (
+        err
+        == "ncclwatch: error: a history needs the packages duckdb and pyarrow: install it with: pip install 'ncclwatch[fleet]'\n"
+    )
 
 
 def test_since() -> None:

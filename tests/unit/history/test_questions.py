@@ -79,6 +79,7 @@ def test_what_else_a_node_showed(tmp_path: Path) -> None:
 
 def outage(root: Path, checkpoint_s: float | None = None) -> Outage:
     found = ask(root, downtime, EVER, "", checkpoint_s)
+    one: Outage
     (one,) = [one for one in found.outages if one.run == "run1"]
     return one
 
