@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,6 +32,8 @@ from ncclwatch.text import Style, clean, columns, compressed, duration
 if TYPE_CHECKING:
     from ncclwatch.history.questions import Blamed, Record
 
+FRESH_S = 180.0
+"""Unit: s. From: rates are written once a minute (``history.feed``): what has none for three is watched no longer."""
 TABLES_OF_JOBS = ("runs", "rates", "iterations", "verdicts")
 TABLES_OF_A_NODE = ("verdicts", "nics", "gpus", "flows")
 
@@ -83,7 +86,10 @@ def job_lines(found: Sequence[Record], style: Style) -> Iterator[str]:
 def _state(one: Record, style: Style) -> str:
     if one["ended"] is not None:
         return "ended"
-    return style.bad("trouble") if one["standing"] else "seen"
+    fresh = datetime.now(UTC).replace(tzinfo=None) - one["last"] < timedelta(seconds=FRESH_S)
+    if not fresh:
+        return "not seen now"
+    return style.bad("trouble") if one["standing"] else "running"
 
 
 def verdicts(

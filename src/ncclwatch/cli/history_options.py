@@ -70,15 +70,25 @@ def opened(
     from ncclwatch.history.tables import TABLES
 
     nbytes = parse_size(memory)
-    limit = nbytes + ADDRESS_SPACE
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if soft == resource.RLIM_INFINITY or soft > limit:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     day = f"{since:%Y-%m-%d}" if since is not None and since != datetime.min else ""
-    with History(folder, tables=tables or tuple(TABLES), since_day=day, memory=nbytes, timeout_s=timeout_s) as history:
-        for problem in history.problems:
-            note(problem)
-        yield history
+    with _bounded(nbytes + ADDRESS_SPACE):
+        wanted = tables or tuple(TABLES)
+        with History(folder, tables=wanted, since_day=day, memory=nbytes, timeout_s=timeout_s) as history:
+            for problem in history.problems:
+                note(problem)
+            yield history
+
+
+@contextmanager
+def _bounded(nbytes: int) -> Iterator[None]:
+    """This process gets no more memory than that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    known = [limit for limit in (soft, nbytes) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(known), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def json_of(value: Any) -> Any:

@@ -209,16 +209,17 @@ def downtime_lines(found: Downtime) -> Iterator[str]:
         unknown = sum(getattr(one, phase).how is How.UNKNOWN for one in found.outages)
         told = (f"~{duration(inferred)} of it inferred" if inferred else "", f"not known of {unknown}" if unknown else "")
         rows.append((words, duration(total), _share(total, found.watched_s), "; ".join(filter(None, told))))
-    total = sum(one.seconds for one in found.outages)
-    rows.append(("all phases", duration(total), _share(total, found.watched_s), f"{len(found.outages)} outages"))
+    total, count = sum(one.seconds for one in found.outages), len(found.outages)
+    rows.append(("all phases", duration(total), _share(total, found.watched_s), f"{count} outage{'s' if count > 1 else ''}"))
     yield from columns(("PHASE", "TIME", "OF TIME SEEN", ""), rows, right=(1, 2))
     yield ""
     header = ("BEGAN (UTC)", "JOB", "RUN", "CLASS", "NODES", "DETECTION", "DIAGNOSIS", "RESTART", "LOST WORK", "")
     yield from columns(header, [_outage_row(one) for one in found.outages], right=(5, 6, 7, 8))
     notes = sorted({phase.why for one in found.outages for key in _PHASES if (phase := getattr(one, key)).why})
-    yield ""
-    yield "~ inferred, ? not known:"
-    yield from (f"  {why}" for why in notes)
+    if notes:
+        yield ""
+        yield "~ inferred, ? not known:"
+        yield from (f"  {why}" for why in notes)
 
 
 def _outage_row(one: Outage) -> tuple[str, ...]:

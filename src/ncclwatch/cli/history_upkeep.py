@@ -78,7 +78,7 @@ def keep(
 
     from ncclwatch.cli.record import parse_size
     from ncclwatch.history.compact import KEEP, keep_of
-    from ncclwatch.history.remote import file_system, is_remote
+    from ncclwatch.history.remote import file_system, is_remote, shown
 
     _require(history)
     if store and not is_remote(store):
@@ -90,12 +90,14 @@ def keep(
     new = msgspec.structs.replace(told, **{name: value for name, value in given.items() if value is not None})
     if new != told:
         working = history / f"{KEEP}.new"
+        # The address of a store may hold a key.
+        working.touch(0o600)
         working.write_text(json.dumps(msgspec.to_builtins(new)), "utf-8")
         working.replace(history / KEEP)
     if as_json:
         emit_json(msgspec.to_builtins(new))
         return
-    also = f"; whole days are copied to {clean(new.store)}" if new.store else ""
+    also = f"; whole days are copied to {shown(new.store)}" if new.store else ""
     emit(f"kept: {new.days} days, at most {size(new.nbytes)}{also}")
 
 

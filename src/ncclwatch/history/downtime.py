@@ -23,13 +23,12 @@ SELECT job, run, since, time AS told, ended, ended_by, class, nodes, causes, sum
 WHERE time >= $since AND ($job = '' OR job = $job) AND NOT starts_with(class, 'slow-') ORDER BY job, run, time
 """
 RUNS = f"""
-WITH alive AS (SELECT job, run, max(time) AS last FROM {SEEN} WHERE run <> '' GROUP BY job, run),
+WITH alive AS (SELECT job, run, min(time) AS first, max(time) AS last FROM {SEEN} WHERE run <> '' GROUP BY job, run),
      moving AS (SELECT job, run, min(time) AS began FROM rates WHERE run <> '' AND operations_per_s > 0 GROUP BY job, run),
      paced AS (SELECT job, run, min(time) AS iterated FROM iterations GROUP BY job, run),
-     told AS (SELECT job, run, min(time) AS begun, max(time) FILTER (kind = 'end') AS ended FROM runs
-              WHERE run <> '' GROUP BY job, run)
-SELECT told.job, told.run, begun, ended, last, coalesce(iterated, began) AS working
-FROM told LEFT JOIN alive USING (job, run) LEFT JOIN moving USING (job, run) LEFT JOIN paced USING (job, run) ORDER BY begun
+     told AS (SELECT job, run, max(time) FILTER (kind = 'end') AS ended FROM runs GROUP BY job, run)
+SELECT alive.job, alive.run, first AS begun, ended, last, coalesce(iterated, began) AS working
+FROM alive LEFT JOIN told USING (job, run) LEFT JOIN moving USING (job, run) LEFT JOIN paced USING (job, run) ORDER BY begun
 """  # noqa: S608 - a constant of ours
 
 
@@ -95,8 +94,7 @@ def downtime(history: History, since: datetime, job: str = "", checkpoint_s: flo
     a run is then half of it on average.
     """
     runs = [one for one in history.ask(RUNS).dicts() if job in ("", one["job"])]
-    found = Downtime(sum(_seconds(one["begun"], max(one["last"] or one["begun"], one["ended"] or one["begun"])) for one in runs
-                         if (one["last"] or one["begun"]) >= since))  # fmt: skip
+    found = Downtime(sum(_seconds(one["begun"], one["ended"] or one["last"]) for one in runs if one["last"] >= since))
     told = history.ask(OUTAGES, {"since": since, "job": job}).dicts()
     for _, incidents in groupby(told, key=lambda one: (one["job"], one["run"])):
         found.outages += [_outage(group, runs, checkpoint_s) for group in _grouped(list(incidents))]
@@ -132,7 +130,7 @@ def _outage(group: Sequence[Record], runs: Sequence[Record], checkpoint_s: float
         end, how, why = _end(newest, own, runs)
         if end is None:
             stands = True
-            last = own["last"] if own is not None and own["last"] is not None else newest["told"]
+            last = own["last"] if own is not None else newest["told"]
             diagnosis = Phase(_seconds(first["told"], last), How.INFERRED, "it stands; counted up to when it was last seen")
         else:
             diagnosis = Phase(_seconds(first["told"], end), how, why)
@@ -150,7 +148,7 @@ def _end(newest: Record, own: Record | None, runs: Sequence[Record]) -> tuple[da
         return own["ended"], How.MEASURED, ""
     following = _following(newest["job"], newest["run"], newest["told"], runs)
     if following is not None:
-        last = own["last"] if own is not None and own["last"] is not None else newest["told"]
+        last = own["last"] if own is not None else newest["told"]
         return max(last, newest["told"]), How.INFERRED, "its end was not seen; up to when it was last seen"
     if newest["ended"] is not None:
         return newest["ended"], How.INFERRED, "up to when the verdict was no longer told"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
 
@@ -26,7 +27,6 @@ MAX_SQL = 1 << 16
 
 Value = Any
 _READING = frozenset({"SELECT", "EXPLAIN"})
-_MISSING = "the package {} is needed"
 
 INCIDENTS = """
 CREATE VIEW incidents AS
@@ -148,9 +148,8 @@ def _connect(memory: int) -> Any:
 
 
 def need_packages() -> None:
-    """Raise ``TargetError`` where what a history needs is not installed."""
-    try:
-        import duckdb  # noqa: F401
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise TargetError(_MISSING.format(error.name), "install it with: pip install 'ncclwatch[fleet]'") from None
+    """Raise ``TargetError`` where what a history needs is not installed; loads nothing."""
+    missing = [name for name in ("duckdb", "pyarrow") if find_spec(name) is None]
+    if missing:
+        what = f"a history needs the package{'s' if len(missing) > 1 else ''} {' and '.join(missing)}"
+        raise TargetError(what, "install it with: pip install 'ncclwatch[fleet]'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,11 @@ def is_remote(where: str) -> bool:
     return "://" in where
 
 
+def shown(where: str) -> str:
+    """It for people, without the key that an address may hold."""
+    return clean(re.sub(r"//[^/@]*@", "//…@", where))
+
+
 def file_system(where: str) -> tuple[Any, str]:
     """(file system, path on it) of a folder or an address. Raises ``UsageError`` for what is no address of a store."""
     import pyarrow as pa
@@ -26,7 +32,7 @@ def file_system(where: str) -> tuple[Any, str]:
     try:
         system, path = fs.FileSystem.from_uri(where)
     except (pa.ArrowException, OSError, ValueError, ImportError) as error:
-        raise UsageError(f"{clean(where)} cannot be used: {clean(str(error))}", "write it like s3://BUCKET/PATH") from None
+        raise UsageError(f"{shown(where)} cannot be used: {clean(str(error))}", "write it like s3://BUCKET/PATH") from None
     return system, path
 
 
@@ -52,7 +58,7 @@ def copy_days(root: Path, store: str) -> tuple[int, str]:
                     _copy(path, system, f"{base}/{relative}", path.name)
                     copied += 1
     except (OSError, pa.ArrowException, UsageError) as error:
-        return copied, f"{clean(store)}: {clean(str(error))}"
+        return copied, f"{shown(store)}: {clean(str(error))}"
     return copied, ""
 
 

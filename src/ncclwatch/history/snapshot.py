@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ncclwatch.errors import TargetError
 from ncclwatch.history import files, journal
-from ncclwatch.history.remote import file_system, is_remote
+from ncclwatch.history.remote import file_system, is_remote, shown
 from ncclwatch.history.tables import TABLES, arrow_schema, arrow_table
 from ncclwatch.text import clean
 
@@ -70,12 +70,12 @@ def take(where: str, tables: Collection[str] = tuple(TABLES), since_day: str = "
     try:
         listed = {table: _listed(system, base, table, since_day, taken.problems) for table in tables}
     except (OSError, pa.ArrowException) as error:
-        raise TargetError(f"{clean(where)} cannot be read: {clean(str(error))}", "name the folder given to --history") from None
+        raise TargetError(f"{shown(where)} cannot be read: {clean(str(error))}", "name the folder given to --history") from None
     if not any(listed.values()) and not rows:
         known = not is_remote(where) and journal.folder(Path(where)).is_dir()
         if not known and not any(_listed(system, base, table, "", []) for table in TABLES):
             hint = "name the folder that 'attach', 'engine' or 'history import' was given with --history"
-            raise TargetError(f"there is no history in {clean(where)}", hint)
+            raise TargetError(f"there is no history in {shown(where)}", hint)
     for table, found in listed.items():
         _keep(taken, table, found)
     _add_fresh(taken, rows, tables, since_day)
