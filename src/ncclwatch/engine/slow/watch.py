@@ -26,8 +26,8 @@ from ncclwatch.engine.slow.findings import CONFIRMED, Context, FlowPlace, RoundT
 from ncclwatch.engine.slow.lateness import measure, with_calls
 from ncclwatch.engine.slow.profile import Profile, add_up
 from ncclwatch.engine.slow.snapshot import Look, StageOf, near, take_look
-from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.topology import Topology
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
 KEPT_SAMPLES = 240
