@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from ncclwatch.collect.ledger import Ledger, Place, Process
 from ncclwatch.engine.case import Known
 from ncclwatch.engine.diagnose import judge_jobs
 from ncclwatch.engine.job import Job
-from ncclwatch.engine.ledger import Ledger, Place, Process
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.engine.topology.namer import StageNamer, name_stages

@@ -254,6 +254,11 @@ def _is_idle(member: Member) -> bool:
     return not member.last.operations and not member.last.pending
 
 
+def at_rest(job: Job) -> bool:
+    """Whether no rank has anything open, and everything that could be open shows."""
+    return all(_is_idle(member) and only_network(member) for member in job.members)
+
+
 def only_network(member: Member) -> bool:
     """Whether everything a rank does with others passes its proxy, so that nothing open means nothing called."""
     return all(transport is Transport.NET for c in member.last.communicators for _, _, _, transport in c.transports)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.collect.functions import TYPES
-from ncclwatch.engine.ledger import POINT_TO_POINT, mix
+from ncclwatch.collect.ledger import POINT_TO_POINT, mix
 from ncclwatch.engine.slow.cadence import INNER_S
 from ncclwatch.engine.topology.record import GATHER, SCATTER, SUM
 from ncclwatch.model.events import Function

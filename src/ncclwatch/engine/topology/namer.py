@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.ledger import POINT_TO_POINT, Ledger
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.ledger import POINT_TO_POINT, Ledger
 from ncclwatch.engine.slow.order import MARKS, bounds_of, by_process
 from ncclwatch.engine.topology.iteration import ENOUGH, Track, collapse
 from ncclwatch.engine.topology.patterns import ROLES, Encoding, encode, learn_patterns

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.ledger import POINT_TO_POINT, mix
+from ncclwatch.collect.ledger import POINT_TO_POINT, mix
 from ncclwatch.engine.topology.iteration import Specimen, after_update, varies
 from ncclwatch.engine.topology.record import FUNCTIONS, GATHER, SCATTER, SUM, JobMap
 from ncclwatch.engine.topology.roles import ONCE

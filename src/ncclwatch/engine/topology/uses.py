@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.ledger import POINT_TO_POINT
 from ncclwatch.engine.connections import is_hidden
-from ncclwatch.engine.ledger import POINT_TO_POINT
 from ncclwatch.engine.topology.iteration import ENOUGH, OFTEN, Shape, Specimen, Usage, shape_of
 from ncclwatch.engine.topology.record import JobMap, KnownGroup, KnownJob, Recorder
 from ncclwatch.model.state import Communicator, Direction
