@@ -20,6 +20,7 @@ from releases import ALL_VARIABLE, other_releases
 LAYERS = {
     "unit": "unprivileged: units and replay",
     "testbed": "privileged: real jobs",
+    "fleet": "many jobs: real servers and browsers",
     "vm": "verbs, in the guest",
     "gpu": "GPU",
 }

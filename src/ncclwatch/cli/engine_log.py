@@ -89,13 +89,13 @@ class EngineLog:
             self._before = (counts.batches, counts.nbytes, now)
             refused = counts.refused_keys + counts.failed_handshakes + counts.refused_peers
             text = (
-                f"{len(service.hub.peers)} peers, {(counts.batches - batches) / seconds:.0f} batches/s, "
+                f"{service.hub.npeers} peers, {(counts.batches - batches) / seconds:.0f} batches/s, "
                 f"{size((counts.nbytes - nbytes) / seconds)}/s; refused so far: {refused} peers, {counts.bad} messages"
             )
             self._say(
                 "traffic",
                 text,
-                peers=len(service.hub.peers),
+                peers=service.hub.npeers,
                 batches=counts.batches,
                 nbytes=counts.nbytes,
                 bad=counts.bad,

@@ -18,6 +18,7 @@ from ncclwatch.engine.session import DiagnosisSession, Update
 from ncclwatch.knowledge.match import advise
 from ncclwatch.messaging.hub import Hub
 from ncclwatch.messaging.keys import Key, KnownKeys
+from ncclwatch.messaging.transport import EngineTransport, HubMaker
 from ncclwatch.slow_modes import SlowRule
 
 MAX_JOBS = 1024
@@ -56,7 +57,10 @@ Shown = Callable[[Job, Update], None]
 
 
 class EngineService:
-    """One engine: ``step`` hears agents for a moment, and judges the jobs whose time has come."""
+    """One engine: ``step`` hears agents for a moment, and judges the jobs whose time has come.
+
+    ``transport`` makes another than ZeroMQ at ``address``.
+    """
 
     def __init__(
         self,
@@ -67,12 +71,13 @@ class EngineService:
         patience: Callable[[], Patience] = Patience,
         asked: Callable[[], bool] = lambda: False,
         slow: SlowRule | None = None,
+        transport: HubMaker | None = None,
     ) -> None:
         self._slow = slow or SlowRule()
         self.jobs: dict[str, Job] = {}
         self._patience = patience
         self._asked = asked
-        self.hub = Hub(address, self._take, keys=keys)
+        self.hub: EngineTransport = transport(self._take) if transport else Hub(address, self._take, keys=keys)
         self.interval_s = interval_s
         self.refused_jobs = 0
         self.judged = 0
@@ -155,8 +160,7 @@ class EngineService:
         interval, job.unheard_s = self.interval_s + job.behind_s, self.hub.unheard_s
         if viewers:
             payload = job.views.encode(job.session, update, viewers, interval_s=interval, behind_s=job.late_s)
-            for route in viewers:
-                self.hub.show(route, payload)
+            self.hub.show(job.name, payload)
         show(job, update)
         cost = time.thread_time() - cpu
         # Hearing the agents comes first: a job that takes long to judge is judged less often, and that is said.

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.messaging.keys import Key
 from ncclwatch.messaging.link import AgentLink
 from ncclwatch.messaging.spool import Spool
+from ncclwatch.messaging.transport import AgentTransport, LinkMaker
 from ncclwatch.messaging.writer import BatchWriter, ledger_calls
 from ncclwatch.model.rows import joined
 
@@ -72,7 +74,10 @@ def _calls_alone(batch: NodeBatch) -> NodeBatch:
 
 
 class Agent:
-    """Takes batches and gets them to an engine. ``spool_folder`` ``None`` keeps what is not sent in memory."""
+    """Takes batches and gets them to an engine. ``spool_folder`` ``None`` keeps what is not sent in memory.
+
+    ``link`` makes another transport than ZeroMQ to ``address``; of its batches one in ``key_every`` builds on nothing.
+    """
 
     def __init__(
         self,
@@ -84,18 +89,19 @@ class Agent:
         spool_folder: Path | None = None,
         spool_bytes: int = 64 << 20,
         spool_age_s: float = 3600.0,
+        link: LinkMaker | None = None,
+        key_every: int = KEY_EVERY,
     ) -> None:
         self.life = os.urandom(8).hex()
         self.spool = Spool(self.life, spool_folder, spool_bytes, spool_age_s)
         self._left_behind = len(self.spool)
-        self.writer = BatchWriter(calls="all", key_every=KEY_EVERY, grouped=True)
+        self.writer = BatchWriter(calls="all", key_every=key_every, grouped=True)
         self._history = History()
         self._key_wanted = threading.Event()
         self._n = 0
         self._lost = 0
-        self.link = AgentLink(
-            address, self.spool, keys=keys, host=host, token=token, request_key=self._key_wanted.set, history=self._past
-        )
+        make = link or partial(AgentLink, address, keys=keys)
+        self.link: AgentTransport = make(self.spool, host=host, token=token, request_key=self._key_wanted.set, history=self._past)
 
     @property
     def missed_s(self) -> float | None:

@@ -7,18 +7,17 @@ import resource
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import zmq
 
 from ncclwatch import __version__
-from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.errors import NcclwatchError, UsageError
 from ncclwatch.messaging import packing, protocol
 from ncclwatch.messaging.doorkeeper import DOMAIN, Doorkeeper
 from ncclwatch.messaging.keys import Key, KnownKeys, job_of
 from ncclwatch.messaging.limits import APART, FormatError
+from ncclwatch.messaging.lines import Lines
 from ncclwatch.messaging.monitor import next_event
 from ncclwatch.messaging.protocol import (
     Ack,
@@ -35,6 +34,7 @@ from ncclwatch.messaging.protocol import (
     Welcome,
 )
 from ncclwatch.messaging.reader import BatchReader
+from ncclwatch.messaging.transport import HubCounts, Take
 from ncclwatch.messaging.values import Shared
 from ncclwatch.model.work import WorkOrder
 
@@ -53,20 +53,6 @@ ACK_WITHIN_S = 0.25
 PER_POLL = 2000
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 RECEIVE_QUEUE = 2 * 64
-
-
-@dataclass(slots=True)
-class HubCounts:
-    """What was heard and what was turned away since the beginning."""
-
-    batches: int = 0
-    nbytes: int = 0
-    duplicates: int = 0
-    bad: int = 0
-    refused_keys: int = 0
-    failed_handshakes: int = 0
-    refused_peers: int = 0
-    keys_asked: int = 0
 
 
 @dataclass(slots=True)
@@ -101,32 +87,6 @@ class _Life:
     """Whether few looks at its node will do, and whether more are wanted."""
 
 
-Take = Callable[[str, str, NodeBatch], None]
-"""What is done with a batch: its job, the life it is of, the batch."""
-
-
-@dataclass(slots=True)
-class _Lines:
-    """Lines about trouble: each kind at most once a minute, with how often it was since."""
-
-    news: list[str] = field(default_factory=list)
-    last: OrderedDict[str, tuple[float, int]] = field(default_factory=OrderedDict)
-
-    def tell(self, kind: str, text: str) -> None:
-        """Say it, unless its kind was said just now."""
-        at, more = self.last.get(kind, (0.0, 0))
-        now = time.monotonic()
-        if at and now - at < 60.0:
-            self.last[kind] = (at, more + 1)
-            return
-        self.news.append(text + (f" ({more} times more since)" if more else ""))
-        del self.news[:-200]
-        self.last[kind] = (now, 0)
-        self.last.move_to_end(kind)
-        if len(self.last) > 1000:
-            self.last.popitem(last=False)
-
-
 class Hub:
     """Listens at ``address``. ``keys`` are the engine's own key and those it knows; without them only loopback is allowed."""
 
@@ -141,7 +101,7 @@ class Hub:
         self.engine = secrets.token_hex(8)
         self.peers: OrderedDict[bytes, Peer] = OrderedDict()
         self._take = take
-        self._lines = _Lines()
+        self._lines = Lines()
         self._lives: OrderedDict[str, _Life] = OrderedDict()
         self._shared = Shared()
         self._next_sweep = 0.0
@@ -205,6 +165,11 @@ class Hub:
         return taken
 
     @property
+    def npeers(self) -> int:
+        """Agents and viewers that said hello and were heard of late."""
+        return len(self.peers)
+
+    @property
     def unheard_s(self) -> float:
         """For how long there has always been more to hear than was heard; 0 while everything is."""
         return max(0.0, self._heard - self._emptied)
@@ -215,8 +180,7 @@ class Hub:
             self._lines.tell("key", text)
         self.door.news.clear()
         self.counts.refused_keys = self.door.refused
-        found, self._lines.news = self._lines.news, []
-        return found
+        return self._lines.take()
 
     def tell(self, kind: str, text: str) -> None:
         """Say something with the next news, each kind at most once a minute."""
@@ -226,9 +190,10 @@ class Hub:
         """Connections that want to see a job."""
         return [route for route, peer in self.peers.items() if peer.role == "viewer" and peer.job == job and not peer.refused]
 
-    def show(self, route: bytes, payload: bytes) -> None:
-        """Send a view; to a viewer that does not read it is dropped."""
-        self._send(route, View(), payload)
+    def show(self, job: str, payload: bytes) -> None:
+        """Send a view to all viewers of a job; to one that does not read it is dropped."""
+        for route in self.viewers(job):
+            self._send(route, View(), payload)
 
     def order(self, number: str, order: WorkOrder) -> bool:
         """Send an order to the agent of this life; whether it could be sent."""

@@ -10,9 +10,7 @@ import contextlib
 import socket as sockets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import zmq
 
@@ -22,8 +20,10 @@ from ncclwatch.messaging.clock import ClockOffset
 from ncclwatch.messaging.keys import Key
 from ncclwatch.messaging.limits import FormatError
 from ncclwatch.messaging.monitor import next_event
+from ncclwatch.messaging.outbox import Outbox
 from ncclwatch.messaging.protocol import Ack, Batch, CountWork, Farewell, Hello, History, NeedKey, Ping, Pong, Refused, Welcome
 from ncclwatch.messaging.spool import Spool
+from ncclwatch.messaging.transport import NOT_YET
 from ncclwatch.model.work import WorkOrder
 
 WINDOW = 64
@@ -34,37 +34,10 @@ REFUSED_AGAIN_S = 30.0
 POLL_S = 0.2, 1.0
 """How long the thread sleeps at least and at most, unless something comes."""
 BACKOFF_MS = (200, 3_000)
-NOT_YET, BROKE = "not connected yet", "the connection to the engine broke"
-MAX_ORDERS = 16
-"""Orders that wait to be taken; of more the newest count."""
-MAX_WAITING = 4096
-"""Batches handed over and not yet in the spool; the thread takes them at once unless the disk hangs."""
+BROKE = "the connection to the engine broke"
 
 
-@dataclass(slots=True)
-class LinkStatus:
-    """How it stands; read by other threads, each field by itself."""
-
-    connected: bool = False
-    reason: str = NOT_YET
-    """Why not; empty while connected."""
-    engine: str = ""
-    sent_batches: int = 0
-    sent_bytes: int = 0
-    waiting: int = 0
-    """Batches in the spool that the engine does not have."""
-    clock_offset_ns: int | None = None
-    clock_error_ns: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    n: int
-    data: bytes
-    relevant: bool
-
-
-class AgentLink:
+class AgentLink(Outbox):
     """Carries the batches of one agent to one engine.
 
     ``request_key`` is called (from this thread) when the next batch has to be a key batch; ``history`` gives, for an engine that
@@ -82,16 +55,10 @@ class AgentLink:
         request_key: Callable[[], None] = lambda: None,
         history: Callable[[int], bytes | None] = lambda n: None,
     ) -> None:
-        self.address, self.spool, self.status = address, spool, LinkStatus()
+        super().__init__(spool)
+        self.address = address
         self._keys, self._host, self._token = keys, host, token
         self._request_key, self._history = request_key, history
-        self._given: deque[_Given] = deque()
-        self._news: deque[str] = deque(maxlen=100)
-        self._orders: deque[WorkOrder] = deque(maxlen=MAX_ORDERS)
-        self.on_order: Callable[[], None] = lambda: None
-        """Called, by the link's own thread, when an order has come."""
-        self.on_ease: Callable[[bool, bool], None] = lambda _, __: None
-        """The same when the engine says whether all goes well, and whether more looks are wanted."""
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -109,28 +76,6 @@ class AgentLink:
     def start(self) -> None:
         """Begin to connect."""
         self._thread.start()
-
-    def offer(self, n: int, data: bytes, *, relevant: bool) -> None:
-        """Hand over a batch; returns at once."""
-        if len(self._given) >= MAX_WAITING:
-            self._given.popleft()
-            self._tell("batches were dropped: the spool's disk does not take them")
-        self._given.append(_Given(n, data, relevant))
-        self._wake()
-
-    def take_news(self) -> list[str]:
-        """What happened to the connection since the last time, in words."""
-        found = []
-        while self._news:
-            found.append(self._news.popleft())
-        return found
-
-    def take_orders(self) -> list[WorkOrder]:
-        """What the engine has ordered since the last time."""
-        found = []
-        while self._orders:
-            found.append(self._orders.popleft())
-        return found
 
     def close(self, *, flush_s: float = 2.0) -> None:
         """Send what can be sent in ``flush_s`` seconds, and end; the rest stays in the spool."""
@@ -188,7 +133,7 @@ class AgentLink:
             with contextlib.suppress(OSError):
                 while self._wake_out.recv(4096):
                     pass
-            self._take_given()
+            self._sent = max(0, self._sent - self._take_given())
             while _has_more(dealer):
                 self._hear(dealer)
             self._speak(dealer)
@@ -205,19 +150,6 @@ class AgentLink:
             return POLL_S[0]
         due = self._next_ping if self._welcomed else max(self._next_hello, self._refused_until)
         return min(max(due - time.monotonic(), POLL_S[0]), POLL_S[1])
-
-    def _take_given(self) -> None:
-        while self._given:
-            given = self._given.popleft()
-            self.spool.append(given.n, given.data, relevant=given.relevant)
-        gone = self.spool.enforce()
-        if gone:
-            self._sent = max(0, self._sent - gone)
-            dropped = self.spool.take_dropped()
-            if dropped.batches:
-                begin, end = (time.strftime("%H:%M:%S", time.localtime(t)) for t in (dropped.first, dropped.last))
-                self._tell(f"{dropped.batches} batches from {begin} to {end} were dropped: the spool is full or they are too old")
-        self.status.waiting = len(self.spool)
 
     def _watch(self, monitor: zmq.Socket[bytes]) -> None:
         """What ZeroMQ says of the connection."""
@@ -244,10 +176,6 @@ class AgentLink:
         if status.connected or status.reason != reason:
             self._tell(f"engine {self.address}: {reason}; batches are kept until it is back")
         status.connected, status.reason = False, reason
-
-    def _tell(self, text: str) -> None:
-        if not self._news or self._news[-1] != text:
-            self._news.append(text)
 
     # --- speaking ------------------------------------------------------------------------------------------------------
 

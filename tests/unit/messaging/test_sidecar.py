@@ -435,9 +435,9 @@ def test_known_keys_work_and_everybody_else_is_turned_away(folder: Path, tmp_pat
         ):  # fmt: skip
             with agent(bench.address, keys=keys) as refused:
                 refused.take(node.batch())
-                counts = bench.service.hub.counts
-                before = counts.failed_handshakes + bench.service.hub.door.refused
                 hub = bench.service.hub
+                assert isinstance(hub, Hub)
+                before = hub.counts.failed_handshakes + hub.door.refused
                 bench.until(lambda h=hub, b=before: h.counts.failed_handshakes + h.door.refused > b, name)  # type: ignore[misc]
                 assert not refused.link.status.connected
                 assert bench.service.hub.counts.batches == 1
