@@ -14,13 +14,13 @@ from ncclwatch.engine.case import Known
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.session import Update
-from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.knowledge.match import Before
 from ncclwatch.knowledge.session import InformedSession
 from ncclwatch.messaging.hub import Hub
 from ncclwatch.messaging.keys import Key, KnownKeys
 from ncclwatch.messaging.transport import EngineTransport, HubMaker
 from ncclwatch.remote.job_view import ViewWriter
+from ncclwatch.slow_modes import SlowRule
 
 MAX_JOBS = 1024
 FORGET_JOB_S = 3600.0

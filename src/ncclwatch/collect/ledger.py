@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.collect.functions import type_name
-from ncclwatch.engine.topology.model import FUNCTION_NAMES
 from ncclwatch.model.events import Flag, Function, Kind
 from ncclwatch.model.state import Communicator, ProcessInfo
+from ncclwatch.model.topology import FUNCTION_NAMES
 
 COLLECTIVES = range(Function.ALL_REDUCE, Function.SCATTER + 1)
 """Calls that every rank of a communicator makes in one order; point-to-point calls have their own."""
