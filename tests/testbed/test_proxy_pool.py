@@ -25,9 +25,11 @@ def test_a_full_pool_is_seen_in_memory_and_told_with_the_verdict(version: str) -
         assert [one.proxy_pool_full for one in other.sample().communicators] == [False]
         assert "no free proxy slot" in run("dump", "--pid", str(job.pid(VICTIM))).stdout
         verdict = json.loads(run("diagnose", "--json", *pids(job)).stdout)
-        assert [one["rank"] for one in verdict["culprits"]] == [VICTIM], verdict
+        # Its peer may be named for the same link.
+        assert VICTIM in [one["rank"] for one in verdict["culprits"]], verdict
         assert verdict["knowledge"][0]["row"] == "proxy-pool-full", verdict["knowledge"]
-        assert any("no slot is left in the pool of proxy operations" in line for line in verdict["evidence"]), verdict
+        full = [line for line in verdict["evidence"] if "no slot is left in the pool of proxy operations" in line]
+        assert len(full) == 1 and full[0].startswith(f"rank {VICTIM}, "), verdict
 
 
 def test_a_job_that_runs_has_slots() -> None:
