@@ -169,7 +169,7 @@ def _run(sender: Agent, batch: NodeBatch, step: Callable[[], NodeBatch], desk: O
         if batch.finished:
             _line(f"end: {batch.finished}")
             return
-        done = [desk.take(order) for order in sender.link.take_orders()]
+        done = [line for order in sender.link.take_orders() if (line := desk.take(order))]
         batch = step()
         batch.notes = (*batch.notes, *done)
 

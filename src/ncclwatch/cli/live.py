@@ -144,7 +144,7 @@ class LiveSession(InformedSession):
         update = self.judge(batch.time_ns) if batch.looked else self.take(batch.time_ns)
         self._ease(batch.time_ns / 1e9)
         update.finished = batch.finished
-        update.notes += [self._desk.take(order) for order in update.orders]
+        update.notes += [line for order in update.orders if (line := self._desk.take(order))]
         return update
 
     def _ease(self, now: float) -> None:

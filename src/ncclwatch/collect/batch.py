@@ -43,7 +43,9 @@ class ProcessChange:
 
 @dataclass(frozen=True, slots=True)
 class PlaneState:
-    """One way of looking at the processes of a node (``state``, ``calls``, ``wire``, ``nic``, ``device``): whether it works."""
+    """One way of looking at the processes of a node (``state``, ``calls``, ``wire``, ``nic``, ``device``, ``paths``, ``stacks``):
+    whether it works.
+    """
 
     name: str
     running: bool

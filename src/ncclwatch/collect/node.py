@@ -394,7 +394,8 @@ class NodeCollector:
             return planes
         wire = () if self.work is None else (self.work.plane,)
         paths = () if self.paths is None else (self.paths.plane,)
-        return (*planes, PlaneState("nic", self.network.running, self.network.reason), *wire, *paths)
+        stacks = (PlaneState("stacks", True),) if self._stacks else ()
+        return (*planes, PlaneState("nic", self.network.running, self.network.reason), *wire, *paths, *stacks)
 
     def _device_plane(self) -> tuple[PlaneState, ...]:
         """The counter shim, where any process has it: it is the user's choice, and no gap where nobody took it."""

@@ -36,7 +36,7 @@ class OrderDesk:
     _last_look: float = field(default=float("-inf"))
 
     def take(self, order: WorkOrder) -> str:
-        """Have requests counted, if that is allowed; a line that says what is done, or why it is not."""
+        """Do it, if that is allowed; a line that says what is done, or why it is not, empty where that need not be said."""
         pids = tuple(pid for pid in order.pids if pid in self.collector.watched)
         now = self.clock()
         if order.look:
@@ -73,7 +73,7 @@ class OrderDesk:
         )
 
     def _look(self, order: WorkOrder, pids: Sequence[int], now: float) -> str:
-        """Have looked at where processes stand."""
+        """Have looked at where processes stand; the verdict will say what was seen."""
         why = ""
         if not pids:
             why = "none of them is watched here"
@@ -86,7 +86,7 @@ class OrderDesk:
             return f"order {order.number} to look where processes stand is refused: {why}"
         self._last_look = now
         self.taken += 1
-        return f"where {len(pids)} process{'es stand' if len(pids) > 1 else ' stands'} is looked at, as ordered"
+        return ""
 
     def _refuse(self, order: WorkOrder, why: str) -> str:
         self.refused += 1

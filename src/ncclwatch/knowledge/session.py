@@ -10,7 +10,7 @@ from ncclwatch.engine.verdict import severity
 from ncclwatch.knowledge.failures import FailureLog, Incident, Life
 from ncclwatch.knowledge.match import Before, advise
 from ncclwatch.knowledge.postmortem import HANGS, after
-from ncclwatch.knowledge.suspects import Suspects
+from ncclwatch.knowledge.suspects import LOOKS, Suspects
 
 if TYPE_CHECKING:
     from ncclwatch.collect.batch import NodeBatch
@@ -76,7 +76,8 @@ class InformedSession(DiagnosisSession):
             ended = [one.sample for incident in incidents for one in incident.processes]
             advise(self, update, ended, self.before)
             self.verdicts = update.verdicts = [self.suspects.beside(verdict) for verdict in self.verdicts]
-            update.orders += self.suspects.orders(self.verdicts, self.samples.values(), now_ns)
+            looking = {node.name for node in self.nodes.values() if any(p.name == LOOKS and p.running for p in node.planes)}
+            update.orders += self.suspects.orders(self.verdicts, self.samples.values(), now_ns, looking)
         self._tell(update, incidents)
         self._said, self._state = self.verdicts, state
         return update

@@ -7,7 +7,7 @@ leaves the verdict as it is.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,8 @@ BEFORE_S = 2.0
 """Looks so long before a verdict's trouble began are of it: when that was is known to a look at memory."""
 MOST_KEPT = 4096
 """Looks, and verdicts for which looks were asked for, that are remembered."""
+LOOKS = "stacks"
+"""The plane of a node that looks where processes stand when that is ordered."""
 FIRST_NUMBER = 1 << 61
 """Numbers of orders from here on are for looks; those of counts begin at 1."""
 
@@ -88,12 +90,18 @@ class Suspects:
                 asked.told = True
                 yield verdict
 
-    def orders(self, verdicts: Sequence[Verdict], samples: Iterable[ProcessSample], now_ns: int) -> list[WorkOrder]:
-        """Whom to look at now, an order a host."""
+    def orders(
+        self, verdicts: Sequence[Verdict], samples: Iterable[ProcessSample], now_ns: int, looking: Collection[str]
+    ) -> list[WorkOrder]:
+        """Whom to look at now, an order a host, of hosts that do."""
         due = [verdict for verdict in verdicts if verdict.verdict_class.accuses and self._is_due(verdict, now_ns)]
         if not due:
             return []
-        alive = {(one.process.host, one.process.pid): one.rank for one in samples if one.run_state not in "ZX"}
+        alive = {
+            (one.process.host, one.process.pid): one.rank
+            for one in samples
+            if one.run_state not in "ZX" and one.process.host in looking
+        }
         by_rank: dict[int | None, Process] = {rank: place for place, rank in alive.items()}
         hosts: dict[str, dict[int, None]] = {}
         for verdict in due:

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from ncclwatch.collect.batch import PlaneState
 from ncclwatch.knowledge.session import InformedSession
-from ncclwatch.knowledge.suspects import AGAIN_NS, FIRST_NUMBER
+from ncclwatch.knowledge.suspects import AGAIN_NS, FIRST_NUMBER, LOOKS
 from ncclwatch.messaging.reader import BatchReader
 from ncclwatch.messaging.writer import BatchWriter
 from ncclwatch.model.gpu import GpuHealth, GpuLook
@@ -28,6 +29,7 @@ class Nodes:
         self.session, self.ranks, self.round = InformedSession(), frozen_ring(2, 4), 0
         for rank in self.ranks:
             rank.communicators = tuple(replace(own, bus_id=0x7000) for own in rank.communicators)
+        self.looking = True
         self.told: list[Verdict] = []
         self.orders: list[WorkOrder] = []
 
@@ -37,6 +39,7 @@ class Nodes:
                 samples = [look(rank, self.round, rank.run_state)]
                 said = batch(f"node{rank.rank}", self.round, samples, offset_s=offset_s, number=self.round)
                 said.looks = tuple(one for one in looks if one.host == f"node{rank.rank}")
+                said.planes = (*said.planes, PlaneState(LOOKS, self.looking))
                 said.gpus = gpus if rank.rank == 2 else None
                 self.session.feed(BatchReader().decode(BatchWriter(calls="none").encode(said)).batch, self.round * SECOND)
             update = self.session.judge(self.round * SECOND)
@@ -81,6 +84,13 @@ def test_what_was_seen_is_told_with_its_age_and_the_rows_that_speak_of_it() -> N
     nodes.go(3)
     assert len(nodes.told) == 2
     assert sum(one.startswith("rank 2 ") and "data loader" in one for one in nodes.verdict.evidence) == 1
+
+
+def test_nobody_is_asked_who_does_not_look() -> None:
+    nodes = Nodes()
+    nodes.looking = False
+    nodes.go(6)
+    assert nodes.verdict.culprits and not nodes.orders
 
 
 @pytest.mark.parametrize("looks", [(), (seen(0),), (replace(seen(2), pid=7),), (seen(2, -3.0),)])
