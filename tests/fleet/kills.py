@@ -24,9 +24,11 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+from nats.errors import Error as NatsError
 
 from fleet.servers import NatsServer, running
 from fleet.simulated import Agents
+from ncclwatch.errors import NcclwatchError
 from ncclwatch.fleet import streams
 from ncclwatch.fleet.connection import Connection, Options
 from ncclwatch.fleet.verdict_log import Record
@@ -154,6 +156,8 @@ class Trial:
 
     def _note(self, text: str) -> None:
         self.outcome.trail.append(f"{time.time():.1f} {text}")
+        with (self._fleet.folder / "trail").open("a") as file:
+            file.write(self.outcome.trail[-1] + "\n")
 
     def _toggle(self, job: int) -> None:
         """Let a process stop, or go on, once what happened before is in the log."""
@@ -186,7 +190,15 @@ class Trial:
         return [record for record in said if not str((record.verdict or {})["class"]).startswith("slow")]
 
     def _records(self, job: int) -> list[Record]:
-        return self._connection.call(self._read(verdict(self._agents.name_of(job))), 60.0)
+        """The log of a job; a server that was killed just now may need to be asked again."""
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return self._connection.call(self._read(verdict(self._agents.name_of(job))), 60.0)
+            except (NatsError, NcclwatchError, OSError):
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.2)
 
     async def _read(self, subject: str) -> list[Record]:
         jetstream = self._connection.jetstream
@@ -219,12 +231,8 @@ class Trial:
     def _wait(self, what: str, condition: Callable[[], bool]) -> None:
         until = time.monotonic() + PATIENCE_S
         while True:
-            try:
-                if condition():
-                    return
-            except Exception as error:
-                if time.monotonic() > until:
-                    raise AssertionError(f"not seen within {PATIENCE_S:.0f} s: {what}") from error
+            if condition():
+                return
             assert time.monotonic() < until, f"not seen within {PATIENCE_S:.0f} s: {what}"
             time.sleep(0.1)
 
