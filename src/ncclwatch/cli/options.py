@@ -81,12 +81,21 @@ OrderBudgetOption = Annotated[
     ),
 ]
 ProbePathsOption = Annotated[
-    Path | None,
+    str,
     typer.Option(
         "--probe-paths",
-        metavar="TOKEN_FILE",
-        help="Probe paths on which a job stands still, when the engine asks: zero payload, own sockets and queue pairs. The file "
-        "has a secret that the nodes share, by which they answer one another on TCP port 28050.",
+        metavar="tcp|TOKEN_FILE|off",
+        help="Probe paths on which a job stands still, when the engine asks: zero payload, own sockets and queue pairs. "
+        "'tcp': whether the far end answers at all. A file has a secret that the nodes share, by which they answer one another "
+        "on TCP port 28050.",
+    ),
+]
+StacksOption = Annotated[
+    bool,
+    typer.Option(
+        "--stacks/--no-stacks",
+        help="Look what culprits and a few peers do when a verdict names them: threads, Python frames, the GPUs' state. "
+        "Nothing is stopped.",
     ),
 ]
 ORDER_BUDGET = 5.0
@@ -99,6 +108,10 @@ PathsFilesOption = Annotated[
 KeysOption = Annotated[
     Path | None,
     typer.Option("--keys", metavar="FOLDER", help="Folder made by 'ncclwatch keys make'; needed beyond this machine."),
+]
+BusOption = Annotated[
+    str | None,
+    typer.Option("--bus", metavar="ADDRESS", help="Hear agents through a NATS server instead of listening: tls://HOST:PORT."),
 ]
 JobOption = Annotated[
     str | None,

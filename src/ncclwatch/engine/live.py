@@ -161,8 +161,7 @@ class LiveDiagnosis:
         """Line the ledger up with NCCL's own counts. Done a round late: by then the records are in."""
         for sample in samples:
             for own in sample.communicators:
-                row = self.ledger.row(sample.process, own) if own.sequence_numbers else None
-                if row is not None:
+                if own.sequence_numbers and not own.captured_plans and (row := self.ledger.row(sample.process, own)) is not None:
                     self.ledger.note_count(row, sum(own.sequence_numbers.values()), sample.time_ns + sample.duration_ns)
 
     def _stand(self, verdict: Verdict) -> Verdict:
