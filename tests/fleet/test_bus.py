@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.model.work import WorkOrder
 from unit.fake_node import FakeNode
 from unit.synthetic import silent_link
+
+KILLS = int(os.environ.get("NCCLWATCH_KILLS", "5"))
 
 
 def verdict_of(bench: Bench, left: Agent, right: Agent) -> dict[str, object]:
@@ -141,7 +144,7 @@ def test_a_server_that_is_killed_loses_nothing_and_repeats_nothing(nats_server: 
                 sender.take(node.batch())
             said += number
 
-        for _ in range(5):
+        for _ in range(KILLS):
             say(30)
             bench.until(lambda: len(bench.taken) > said - 25, "some batches")
             # In the middle of the others.
