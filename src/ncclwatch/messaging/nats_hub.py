@@ -45,7 +45,8 @@ REST_S = 0.5
 SWEEP_S = 10.0
 _LIFE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _NUMBER = re.compile(r"[0-9]{1,19}\Z")
-_INBOX = re.compile(r"_INBOX\.[A-Za-z0-9_.-]{1,200}\Z")
+_INBOX = re.compile(r"(_INBOX|_R_)\.[A-Za-z0-9_.-]{1,200}\Z")
+"""Where an answer may go: an inbox, or what a server makes of one between two accounts."""
 _VIEWER = re.compile(rb"[0-9a-f]{16}\Z")
 
 
