@@ -137,6 +137,16 @@ def test_what_was_told_is_told_once_over_judges(bus: Connection) -> None:
     assert [record.type for record in log_of(bus)] == ["takeover", "verdict", "takeover", "recovery", "verdict"]
 
 
+def test_a_job_that_is_part_of_another_leaves_nothing_standing(bus: Connection) -> None:
+    log = VerdictLog(bus.jetstream, "j", "one")
+    bus.call(log.take_over(1))
+    bus.call(log.tell(accusing(3)))
+    record = bus.call(log.join("older"))
+    assert (record.into, record.verdict) == ("older", accusing(3))
+    assert not bus.call(VerdictLog(bus.jetstream, "j", "two").take_over(2)).state.is_open
+    assert [found.type for found in log_of(bus)] == ["takeover", "verdict", "joined", "takeover"]
+
+
 def test_an_earlier_epoch_cannot_take_over(bus: Connection) -> None:
     one, two = VerdictLog(bus.jetstream, "j", "one"), VerdictLog(bus.jetstream, "j", "two")
     bus.call(two.take_over(8))
