@@ -10,7 +10,8 @@ import pytest
 from fleet.servers import NatsServer
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.fleet import reduced, streams
-from ncclwatch.fleet.connection import Connection, Options
+from ncclwatch.messaging.bus_keys import Access
+from ncclwatch.fleet.connection import Connection
 from ncclwatch.fleet.judge_hub import SILENT_S, JudgeHub
 from ncclwatch.fleet.reduced import BundleWriter, Heard
 from ncclwatch.messaging import subjects
@@ -24,7 +25,7 @@ Taken = tuple[str, str, NodeBatch]
 
 @pytest.fixture
 def bus(nats_server: NatsServer) -> Iterator[Connection]:
-    with Connection(Options((nats_server.address,))) as connection:
+    with Connection(Access(nats_server.address)) as connection:
         connection.call(streams.ensure(connection.jetstream, subjects.REDUCED))
         yield connection
 

@@ -15,7 +15,8 @@ import pytest
 
 from fleet.servers import NatsServer
 from ncclwatch.fleet import streams
-from ncclwatch.fleet.connection import Connection, Options
+from ncclwatch.messaging.bus_keys import Access
+from ncclwatch.fleet.connection import Connection
 from ncclwatch.fleet.lease import Lease, bucket, held
 from ncclwatch.fleet.verdict_log import Record, SupersededError, VerdictLog
 from ncclwatch.messaging.subjects import VERDICTS
@@ -25,7 +26,7 @@ TTL_S = 1.0
 
 @pytest.fixture
 def bus(nats_server: NatsServer) -> Iterator[Connection]:
-    with Connection(Options((nats_server.address,))) as connection:
+    with Connection(Access(nats_server.address)) as connection:
         connection.call(streams.ensure(connection.jetstream, VERDICTS))
         yield connection
 
@@ -188,13 +189,14 @@ def test_the_log_goes_on_over_a_server_that_is_killed(nats_server: NatsServer, b
 
 PAUSED = """
 import json, sys, time
+from ncclwatch.messaging.bus_keys import Access
 from ncclwatch.fleet import streams
-from ncclwatch.fleet.connection import Connection, Options
+from ncclwatch.fleet.connection import Connection
 from ncclwatch.fleet.lease import Lease, bucket
 from ncclwatch.fleet.verdict_log import SupersededError, VerdictLog
 
 url, ttl_s, check = sys.argv[1], float(sys.argv[2]), sys.argv[3] == "check"
-with Connection(Options((url,))) as bus:
+with Connection(Access(url)) as bus:
     lease = Lease(bus.jetstream, bus.call(bucket(bus.jetstream, ttl_s)), "job.j", b"paused", ttl_s)
     assert bus.call(lease.acquire())
     log = VerdictLog(bus.jetstream, "j", "paused")
