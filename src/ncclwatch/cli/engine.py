@@ -22,6 +22,7 @@ from ncclwatch.cli.hooks import (
 )
 from ncclwatch.cli.options import (
     HANG_FLOOR_S,
+    BusOption,
     DurationOption,
     FixedOption,
     HangAfterOption,
@@ -40,12 +41,14 @@ if TYPE_CHECKING:
     from ncclwatch.cli.engine_service import Job
     from ncclwatch.engine.session import Update
     from ncclwatch.messaging.keys import Key, KnownKeys
+    from ncclwatch.messaging.transport import HubMaker
 
 
 def engine(
     bind: Annotated[
         str, typer.Option("--bind", "-b", metavar="ADDRESS", help="Where to listen: tcp://HOST:PORT.")
     ] = "tcp://127.0.0.1:7311",
+    bus: BusOption = None,
     keys: KeysOption = None,
     interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two verdicts.")] = 1.0,
     duration: DurationOption = None,
@@ -65,10 +68,8 @@ def engine(
     from ncclwatch.cli.engine_service import EngineService
     from ncclwatch.cli.surfaces import serving
     from ncclwatch.engine.patience import Patience
-    from ncclwatch.messaging import protocol
 
-    address = protocol.endpoint(bind, bind=True)
-    pair = engine_keys(keys)
+    address, pair, transport = way_in(bind, bus, keys)
     hook = hook_options(on_verdict, hook_floor, hook_cooldown, hook_log, dry_run=hook_dry_run)
     stop = stop_on_signals()
     service = EngineService(
@@ -78,10 +79,11 @@ def engine(
         patience=lambda: Patience(hang_after, adaptive=not fixed),
         asked=Bell(ask_file).rung,
         slow=slow_rule(slow_mode, t_base, theta),
+        transport=transport,
     )
     log = EngineLog(as_json=as_json, traffic_every_s=traffic_every)
     try:
-        log.listening(service, secured=pair is not None, known=len(pair[1]) if pair else 0)
+        log.listening(service, secured=pair is not None, known=len(pair[1]) if pair else 0, bus=bus is not None)
         until = float("inf") if duration is None else time.monotonic() + duration
         with serving(metrics) as also, hooked(hook) as hooks:
 
@@ -100,6 +102,20 @@ def engine(
         log.end("interrupted" if stop.is_set() else "duration over")
     finally:
         service.close()
+
+
+def way_in(bind: str, bus: str | None, keys: Path | None) -> tuple[str, tuple[Key, KnownKeys] | None, HubMaker | None]:
+    """How agents are heard: the address, the keys of ZeroMQ, what makes another transport. Raises ``UsageError``."""
+    from ncclwatch.messaging import protocol
+    from ncclwatch.messaging.bus_keys import bus_address, is_bus
+
+    if bus is not None:
+        from ncclwatch.messaging.transports import bus_hub
+
+        return bus_address(bus), None, bus_hub(bus, keys)
+    if is_bus(bind):
+        raise UsageError(f"{bind} is a NATS server, which listens itself", f"write --bus {bind}")
+    return protocol.endpoint(bind, bind=True), engine_keys(keys), None
 
 
 def engine_keys(folder: Path | None) -> tuple[Key, KnownKeys] | None:

@@ -100,6 +100,10 @@ KeysOption = Annotated[
     Path | None,
     typer.Option("--keys", metavar="FOLDER", help="Folder made by 'ncclwatch keys make'; needed beyond this machine."),
 ]
+BusOption = Annotated[
+    str | None,
+    typer.Option("--bus", metavar="ADDRESS", help="Hear agents through a NATS server instead of listening: tls://HOST:PORT."),
+]
 JobOption = Annotated[
     str | None,
     typer.Option(

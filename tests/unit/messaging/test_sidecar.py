@@ -16,7 +16,7 @@ import zmq
 
 from ncclwatch.cli.engine_log import EngineLog
 from ncclwatch.cli.engine_service import EngineService, Job
-from ncclwatch.cli.remote import EngineUnreachableError, RemoteSession
+from ncclwatch.cli.remote import RemoteSession
 from ncclwatch.collect.batch import PlaneState
 from ncclwatch.collect.cost import OwnCost
 from ncclwatch.engine.session import Update
@@ -29,6 +29,7 @@ from ncclwatch.messaging.limits import FormatError
 from ncclwatch.messaging.link import POLL_S, AgentLink
 from ncclwatch.messaging.protocol import Batch, CountWork, Hello, Refused, Welcome
 from ncclwatch.messaging.spool import Spool
+from ncclwatch.messaging.transport import EngineUnreachableError
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.model.work import WorkOrder
 from unit.fake_node import FakeNode, calls
