@@ -37,12 +37,12 @@ from ncclwatch.collect.batch import NodeBatch, PlaneState
 from ncclwatch.collect.windows import CurrentOperation, RankWindow
 from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.fleet import reduced, streams
-from ncclwatch.messaging.bus_keys import Access
 from ncclwatch.fleet.connection import Connection
 from ncclwatch.fleet.hearing import Hearing
 from ncclwatch.fleet.reduced import BundleReader
 from ncclwatch.fleet.verdict_log import Record
 from ncclwatch.messaging import packing, subjects
+from ncclwatch.messaging.bus_keys import Access
 from ncclwatch.messaging.values import Shared
 from ncclwatch.messaging.writer import BatchWriter
 from ncclwatch.model.state import ChannelRing, ProcessSample

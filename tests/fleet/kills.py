@@ -32,9 +32,9 @@ from fleet.servers import NatsServer, running
 from fleet.simulated import Agents
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.fleet import streams
-from ncclwatch.messaging.bus_keys import Access
 from ncclwatch.fleet.connection import Connection
 from ncclwatch.fleet.verdict_log import Record
+from ncclwatch.messaging.bus_keys import Access
 from ncclwatch.messaging.subjects import BATCHES, VERDICTS, verdict
 
 PATIENCE_S = 120.0

@@ -10,11 +10,11 @@ import pytest
 from fleet.servers import NatsServer
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.fleet import reduced, streams
-from ncclwatch.messaging.bus_keys import Access
 from ncclwatch.fleet.connection import Connection
 from ncclwatch.fleet.judge_hub import SILENT_S, JudgeHub
 from ncclwatch.fleet.reduced import BundleWriter, Heard
 from ncclwatch.messaging import subjects
+from ncclwatch.messaging.bus_keys import Access
 from ncclwatch.model.work import WorkOrder
 from unit.batches import node_batches, ring_looks
 from unit.fake_node import calls

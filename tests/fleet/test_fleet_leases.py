@@ -15,10 +15,10 @@ import pytest
 
 from fleet.servers import NatsServer
 from ncclwatch.fleet import streams
-from ncclwatch.messaging.bus_keys import Access
 from ncclwatch.fleet.connection import Connection
 from ncclwatch.fleet.lease import Lease, bucket, held
 from ncclwatch.fleet.verdict_log import Record, SupersededError, VerdictLog
+from ncclwatch.messaging.bus_keys import Access
 from ncclwatch.messaging.subjects import VERDICTS
 
 TTL_S = 1.0

@@ -10,10 +10,10 @@ import pytest
 
 from fleet.servers import NatsServer
 from ncclwatch.fleet import streams
-from ncclwatch.messaging.bus_keys import Access
 from ncclwatch.fleet.connection import Connection
 from ncclwatch.fleet.follow import Follower
 from ncclwatch.fleet.share import Share
+from ncclwatch.messaging.bus_keys import Access
 from ncclwatch.messaging.subjects import REDUCED
 
 TTL_S = 1.0

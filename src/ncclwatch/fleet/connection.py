@@ -77,12 +77,14 @@ class Connection:
             self._news.append(f"NATS: {error}")
 
         client = BusClient(self._access)
+        # nats-py sleeps for any part of a second, and says that it wants whole ones.
+        again_s: Any = RECONNECT_S
         async with asyncio.timeout(CONNECT_S):
             await client.connect(
                 self.address,
                 name="ncclwatch fleet",
                 max_reconnect_attempts=-1,
-                reconnect_time_wait=RECONNECT_S,
+                reconnect_time_wait=again_s,
                 ping_interval=PING_S,
                 disconnected_cb=broke,
                 reconnected_cb=again,
