@@ -103,16 +103,20 @@ def test_tenants_see_nothing_of_each_other(server: PackagedServer) -> None:
         engine(access(server.address, blue, "engine")) as two,
         agent(access(server.address, blue, "agent"), host="a") as sender,
         viewing(access(server.address, red, "viewer")) as viewer,
+        viewing(access(server.address, blue, "viewer")) as own,
     ):
-        node = rings("a", (0, 1, 2, 3))
+        node, eased = rings("a", (0, 1, 2, 3)), list[tuple[bool, bool]]()
+        sender.link.on_ease = lambda well, narrow: eased.append((well, narrow))
 
-        def told() -> bool:
+        def told() -> object:
             sender.take(node.batch())
             one.service.step(one.show, until=time.monotonic() + 0.01)
             viewer._hear(0.01)
-            return bool(two.told)
+            own._hear(0.01)
+            two.hub.ease(sender.life, well=True)
+            return two.told and eased and own.verdict is not None and sender.link.status.clock_offset_ns is not None
 
-        two.until(told, "a verdict for blue")
+        two.until(told, "a verdict, a view, an allowance and the clock for blue")
         settle(one)
         assert (one.taken, viewer.view) == ([], None)
 

@@ -43,7 +43,6 @@ SHARE_OF_PAYLOAD = 0.9
 """Of what the server takes in one message: headers need the rest."""
 SWEEP_S = 60.0
 _LIFE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
-_INBOX = re.compile(r"_INBOX\.[A-Za-z0-9_.-]{1,200}\Z")
 
 
 class Worker:
@@ -81,8 +80,7 @@ class Worker:
 
         async def pinged(message: Msg) -> None:
             received = time.time_ns()
-            # Whoever pings chooses where the answer goes: to an inbox, or nowhere.
-            if not _INBOX.match(message.reply or ""):
+            if not subjects.is_inbox(message.reply or ""):
                 return
             with contextlib.suppress(FormatError):
                 said = decode_word(message.data)
