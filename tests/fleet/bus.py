@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from ncclwatch.cli.engine_service import EngineService, Job
-from ncclwatch.cli.remote import RemoteSession
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.engine.session import Update
 from ncclwatch.messaging.agent import Agent
@@ -19,6 +18,7 @@ from ncclwatch.messaging.nats_link import KEY_EVERY, NatsLink
 from ncclwatch.messaging.nats_viewer import NatsViewer
 from ncclwatch.messaging.transport import HubMaker
 from ncclwatch.model.verdict import Verdict
+from ncclwatch.remote.session import RemoteSession
 from unit.fake_node import FakeNode
 from unit.synthetic import frozen_ring
 

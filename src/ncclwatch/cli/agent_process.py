@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ncclwatch.cli.ending import ended, prepare_streams
 from ncclwatch.cli.haste import HASTE
 from ncclwatch.cli.output import emit, flush
-from ncclwatch.cli.wire_option import path_probes, wire_mode
+from ncclwatch.cli.wire_option import PROBE_PATHS, path_probes, wire_mode
 from ncclwatch.stopping import stop_on_signals
 from ncclwatch.text import clean, size
 
@@ -60,7 +60,8 @@ class AgentOptions:
     duration: float | None
     hurries: bool = False
     """Whether the priority is raised until it has attached."""
-    probe_paths: str | None = None
+    probe_paths: str = PROBE_PATHS
+    stacks: bool = True
 
     def to_json(self) -> str:
         """As text, for the process that becomes the agent."""
@@ -87,13 +88,14 @@ def run(chosen: AgentOptions) -> None:
     from ncclwatch.target.discover import find_processes
 
     HASTE.active = chosen.hurries
-    spool, token = (None if path is None else Path(path) for path in (chosen.spool, chosen.probe_paths))
+    spool = None if chosen.spool is None else Path(chosen.spool)
     stop = stop_on_signals()
     address, sender = _sender(chosen, spool, bus=bus)
     choose, how = _matching(chosen.match) if chosen.match else None, wire_mode(chosen.wire)
     collector = NodeCollector(
         every=not chosen.pids, interval_s=chosen.interval, stop=stop, choose=choose, common_ns=sender.engine_time_ns, wire=how,
-        tell=_line, paths=path_probes(token), patient=True, widest_s=chosen.calm_interval,
+        tell=_line, paths=path_probes(chosen.probe_paths), patient=True, widest_s=chosen.calm_interval,
+        stacks=chosen.stacks,
     )  # fmt: skip
     sender.link.on_order = collector.nudge
     sender.link.on_ease = lambda well, narrow: collector.ease.allow(time.monotonic(), well=well, narrow=narrow)
@@ -167,7 +169,7 @@ def _run(sender: Agent, batch: NodeBatch, step: Callable[[], NodeBatch], desk: O
         if batch.finished:
             _line(f"end: {batch.finished}")
             return
-        done = [desk.take(order) for order in sender.link.take_orders()]
+        done = [line for order in sender.link.take_orders() if (line := desk.take(order))]
         batch = step()
         batch.notes = (*batch.notes, *done)
 

@@ -26,8 +26,8 @@ def top(
 ) -> int:
     """Watch a whole job from its engine: every rank of every node, and the verdict."""
     from ncclwatch.cli.live import verdict_stands
-    from ncclwatch.cli.remote import RemoteSession
     from ncclwatch.messaging.bus_keys import is_bus
+    from ncclwatch.remote.session import RemoteSession
 
     stop = stop_on_signals()
     if is_bus(engine):

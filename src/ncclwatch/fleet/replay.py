@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from ncclwatch.collect.batch import NodeBatch
-from ncclwatch.engine.session import DiagnosisSession
+from ncclwatch.knowledge.session import InformedSession
 
 BACK_S = 120.0
 """So far back it is heard. Messages that build on none before them come twice a minute."""
@@ -22,7 +22,7 @@ BUDGET_S = 2.0
 class Replay:
     """One takeover. ``lives`` are those of the agents that were heard, by host."""
 
-    def __init__(self, session: DiagnosisSession) -> None:
+    def __init__(self, session: InformedSession) -> None:
         self.session = session
         self.lives: dict[str, str] = {}
         self._now_ns, self._wall_ns = time.monotonic_ns(), time.time_ns()
