@@ -35,7 +35,6 @@ from ncclwatch.cli.options import (
     ThetaOption,
     slow_rule,
 )
-from ncclwatch.errors import NcclwatchError, UsageError
 from ncclwatch.stopping import stop_on_signals
 
 if TYPE_CHECKING:
@@ -155,14 +154,10 @@ def judge(
 
 def _connection(bus: str, keys: Path | None) -> Connection:
     """A connection that is not open yet; raises :class:`UsageError`, or what says that the client is not installed."""
-    from ncclwatch.messaging.protocol import is_loopback
+    from ncclwatch.messaging.bus_keys import access
+    from ncclwatch.messaging.transports import require_client
 
-    if keys is not None or not bus.startswith("nats://") or not is_loopback(bus):
-        raise UsageError(f"{bus} cannot be used yet: only a NATS server on this machine can", "write --bus nats://127.0.0.1:4222")
-    try:
-        import nats  # noqa: F401 - only whether it is there
-    except ImportError as error:
-        raise NcclwatchError("the client of NATS is not installed", "pip install 'ncclwatch[fleet]'") from error
-    from ncclwatch.fleet.connection import Connection, Options
+    require_client()
+    from ncclwatch.fleet.connection import Connection
 
-    return Connection(Options((bus,)))
+    return Connection(access(bus, keys, "engine"))
