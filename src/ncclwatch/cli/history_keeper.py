@@ -79,12 +79,12 @@ class HistoryKeeper:
         if len(self._feeds) > MAX_FEEDS:
             # The one that has said nothing for longest: an engine has forgotten its job.
             self._feeds.pop(next(iter(self._feeds))).close()
+        feed.take(session, update)
         if self._past.is_due:
             self._writer.put(time.time_ns(), self._past.refresh)
         if self._gpus and time.monotonic() >= self._next_gpus:
             self._next_gpus = time.monotonic() + GPUS_EVERY_S
             self._writer.put(time.time_ns(), self._look_at_gpus)
-        feed.take(session, update)
         problem, dropped = self._writer.problem, self._writer.dropped
         if problem != self._problem:
             update.notes.append(f"history: {problem or 'it is written again'}")
