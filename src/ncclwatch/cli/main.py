@@ -40,6 +40,7 @@ _COMMANDS: dict[str, str] = {
     "engine": "Diagnose jobs from what agents send.",
     "fleet": "Many jobs: workers that hear, judges.",
     "top": "Watch a whole job from its engine.",
+    "serve": "A page for browsers: jobs, verdicts, timeline.",
     "keys": "Keys of engine, agents and viewers.",
     "history": "What happened before: node, downtime, trend, SQL.",
     "shim": "The counter shim that a job may load.",

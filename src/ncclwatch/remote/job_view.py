@@ -14,6 +14,7 @@ from ncclwatch.messaging.limits import UNDECODABLE, FormatError
 from ncclwatch.messaging.reader import BatchReader
 from ncclwatch.messaging.writer import BatchWriter
 from ncclwatch.model.verdict import Verdict
+from ncclwatch.remote.iterations import Timed, recent_iterations
 
 MAX_SAMPLES = 512
 """Processes up to which a view carries what their memory showed, for the pages that show one rank."""
@@ -45,6 +46,11 @@ class JobView(msgspec.Struct, omit_defaults=True):
     interval_s: float = 1.0
     behind_s: float = 0.0
     """How much later than asked for the engine judges: it is overloaded when this is not near 0."""
+    iterations: list[Timed] = []
+    """The newest iterations: (end in seconds since the epoch, seconds)."""
+    roles: dict[int, str] = {}
+    """What communicators are for, by hash, and how the job is divided, where that was inferred."""
+    layout: str = ""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -92,6 +98,9 @@ class ViewWriter:
             newly_lost=update.newly_lost,
             interval_s=interval_s,
             behind_s=behind_s,
+            iterations=recent_iterations(session.diagnosis),
+            roles=session.roles,
+            layout=session.layout,
         )
         return _encoder.encode(view)
 
