@@ -38,9 +38,11 @@ _COMMANDS: dict[str, str] = {
     "probe": "Is a path dead, or the application silent?",
     "agent": "Send what this node shows to an engine.",
     "engine": "Diagnose jobs from what agents send.",
+    "fleet": "Many jobs: workers that hear, judges.",
     "top": "Watch a whole job from its engine.",
     "serve": "A page for browsers: jobs, verdicts, timeline.",
     "keys": "Keys of engine, agents and viewers.",
+    "history": "What happened before: node, downtime, trend, SQL.",
     "shim": "The counter shim that a job may load.",
     "doctor": "What works here, and what to do about each gap.",
     "completion": "A completion script for the shell.",
@@ -49,7 +51,7 @@ _COMMANDS: dict[str, str] = {
 """Every command by its name, with what it is for. Each is a function of the module of its name; some are groups of commands."""
 
 _MODULES = {"ask": "asking", "paths": "paths_group", "watch-folder": "watch_folder"}
-_GROUPS = ("keys", "paths")
+_GROUPS = ("fleet", "history", "keys", "paths")
 _NEEDS_ALL = ("completion",)
 
 

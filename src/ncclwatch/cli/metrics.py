@@ -5,16 +5,13 @@ from __future__ import annotations
 import ipaddress
 import re
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 from ncclwatch.cli.output import note
 from ncclwatch.errors import UsageError
-from ncclwatch.report.metrics import CONTENT_TYPE, Counts, metrics
+from ncclwatch.report.metrics import CONTENT_TYPE, Watched, metrics
 from ncclwatch.text import clean
-from ncclwatch.view.builder import ViewBuilder
-from ncclwatch.view.frame import View
 
 if TYPE_CHECKING:
     from ncclwatch.cli.live import Session
@@ -49,9 +46,7 @@ class MetricsServer:
 
     def __init__(self, text: str) -> None:
         self.address, self.port = parse_address(text)
-        self._builder = ViewBuilder()
-        self._view: View | None = None
-        self._counts = Counts()
+        self.watched = Watched()
         self._slots = threading.BoundedSemaphore(MAX_SCRAPES)
         kind = type(
             "Server", (ThreadingHTTPServer,), {"address_family": 10 if ":" in self.address else 2, "daemon_threads": True}
@@ -77,23 +72,18 @@ class MetricsServer:
 
     def attached(self, session: Session) -> None:
         """The first view."""
-        self._view = self._builder.begin(session, time.time())
+        self.watched.begin(session)
 
     def update(self, session: Session, update: Update) -> None:
         """Keep the newest view, and count."""
-        self._counts.told(update.told)
-        self._counts.recovered(recovery.verdict for recovery in update.recoveries)
-        view = self._builder.feed(session, update, time.time())
-        if view is not None:
-            self._counts.samples += 1
-            self._view = view
+        self.watched.update(session, update)
 
     def end(self, session: Session, reason: str) -> None:
         """What was last seen is told until the program ends."""
 
     def page(self) -> bytes:
         """What a scrape is answered with."""
-        return metrics(self._view, self._counts).encode()
+        return metrics(self.watched.view, self.watched.counts).encode()
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         outer = self

@@ -28,9 +28,10 @@ from ncclwatch.messaging.limits import FormatError
 from ncclwatch.messaging.link import POLL_S, AgentLink
 from ncclwatch.messaging.protocol import Batch, CountWork, Hello, Refused, Welcome
 from ncclwatch.messaging.spool import Spool
+from ncclwatch.messaging.transport import EngineUnreachableError
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.model.work import WorkOrder
-from ncclwatch.remote.session import EngineUnreachableError, RemoteSession
+from ncclwatch.remote.session import RemoteSession
 from unit.fake_node import FakeNode, calls
 from unit.synthetic import frozen_ring, silent_link
 

@@ -13,8 +13,8 @@ from ncclwatch.cli.recorded import write_series
 from ncclwatch.engine.job import assemble
 from ncclwatch.engine.slow.cadence import Cadence, Iteration
 from ncclwatch.engine.slow.gpu_operations import Round
-from ncclwatch.engine.slow.modes import HOST, LEARNED_ROUNDS, Ccld, CcldResult, CcldRule, ModeWatch, SlowMode, SlowRule
 from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.slow_modes import HOST, LEARNED_ROUNDS, Ccld, CcldResult, CcldRule, ModeWatch, SlowMode, SlowRule
 from unit.engine.slow.gpu_samples import WORLD_SIZE, at, operation
 from unit.synthetic import SECOND, Rank, communicator, looks
 

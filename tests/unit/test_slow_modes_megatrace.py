@@ -8,9 +8,9 @@ import pytest
 
 from ncclwatch.engine.job import assemble
 from ncclwatch.engine.network import NetworkMemory
-from ncclwatch.engine.slow.modes import WARM_UP, ModeWatch, SlowMode, SlowRule
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow
+from ncclwatch.slow_modes import WARM_UP, ModeWatch, SlowMode, SlowRule
 from unit.synthetic import SECOND, WORLD, Rank, communicator, looks
 
 RUNNING = Verdict(VerdictClass.RUNNING, "")

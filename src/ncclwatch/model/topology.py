@@ -169,7 +169,7 @@ class Topology:
 
     @cached_property
     def by_id(self) -> Mapping[int, Group]:
-        """Groups by the number ``engine.job`` gives them."""
+        """Groups by the numbers that the engine gives them."""
         return {group.id: group for group in self.groups}
 
     def placed(self, stage: Stage, rank: int) -> Stage:

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.collect.functions import type_name
-from ncclwatch.engine.topology.model import FUNCTION_NAMES
 from ncclwatch.model.events import Flag, Function, Kind
 from ncclwatch.model.state import Communicator, ProcessInfo
+from ncclwatch.model.topology import FUNCTION_NAMES
 
 COLLECTIVES = range(Function.ALL_REDUCE, Function.SCATTER + 1)
 """Calls that every rank of a communicator makes in one order; point-to-point calls have their own."""
@@ -96,6 +96,8 @@ class Ledger:
         self.max_rows = max_rows
         self.records: Counter[Process] = Counter()
         """How many records of any kind came of each process."""
+        self.replays: dict[Process, bool] = {}
+        """Processes that launched CUDA graphs, and whether all calls that these replay are known."""
         self.lossy: set[str] = set()
         """Sources of which records were lost."""
         self.rows: dict[Place, int] = {}
@@ -145,9 +147,10 @@ class Ledger:
                 self._free.append(self.rows.pop(place))
         for process in self.records.keys() & gone:
             del self.records[process]
+            self.replays.pop(process, None)
 
     def lose(self, source: str) -> None:
-        """Records of a source were lost: what it holds so far cannot be continued. O(rows)."""
+        """Records of a source were lost, who knows when: what it holds so far cannot be continued. O(rows)."""
         self.lossy.add(source)
         for place, row in self.rows.items():
             if place[0] == source:
@@ -172,6 +175,8 @@ class Ledger:
                 self._begin_anew(row)
                 self.from_birth[row] = True
                 self.point_to_point.pop(place, None)
+        for pid, flags in events[["pid", "flags"]][enters & (events["function"] == Function.GRAPH_LAUNCH)].tolist():
+            self.replays[source, pid] = self.replays.get((source, pid), True) and not flags & Flag.UNKNOWN_GRAPH
         messages = events[enters & np.isin(events["function"], POINT_TO_POINT)]
         distinct, numbers = np.unique(messages[["pid", "comm", "function", "peer"]], return_counts=True)
         for (pid, address, function, peer), number in zip(distinct.tolist(), numbers.tolist(), strict=True):
@@ -180,7 +185,6 @@ class Ledger:
                 self.point_to_point.setdefault(place, Counter())[function, peer] += number
         number = self._add_collectives(events[enters & read & np.isin(events["function"], COLLECTIVES)], source)
         if lost:
-            # They may have been lost before, between or after those of the batch.
             self.lose(source)
         return number
 
