@@ -24,8 +24,10 @@ SCRAPE_S = 10.0
 _ADDRESS = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<four>[0-9.]*|localhost)):(?P<port>\d{1,5})")
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """``:9464``, ``10.0.0.1:9464`` or ``[::1]:9464`` as (address, port); without an address the loopback interface."""
+def parse_address(text: str, what: str = "metrics", *, any_port: bool = False) -> tuple[str, int]:
+    """``:9464``, ``10.0.0.1:9464`` or ``[::1]:9464`` as (address, port); without an address the loopback interface. With
+    ``any_port`` 0 is one: the kernel chooses.
+    """
     found = _ADDRESS.fullmatch(text.strip())
     address, port = (found["six"] or found["four"], int(found["port"])) if found else ("", 0)
     if address in ("", "localhost"):
@@ -34,8 +36,8 @@ def parse_address(text: str) -> tuple[str, int]:
         ipaddress.ip_address(address)
     except ValueError:
         found = None
-    if found is None or not 0 < port < 65536:
-        raise UsageError(f"'{clean(text, 60)}' is no address to serve metrics on", "write :9464, or 10.0.0.1:9464")
+    if found is None or not (0 if any_port else 1) <= port < 65536:
+        raise UsageError(f"'{clean(text, 60)}' is no address to serve {what} on", "write :9464, or 10.0.0.1:9464")
     return address, port
 
 
