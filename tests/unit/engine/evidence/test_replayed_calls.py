@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ncclwatch.engine.ledger import Ledger
 from numpy.typing import NDArray
 
 from ncclwatch.engine.evidence.calls import Calls
-from ncclwatch.engine.ledger import Ledger
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from unit.engine.evidence.said import case_of
 from unit.synthetic import frozen_ring, looks
