@@ -10,6 +10,7 @@ import pytest
 from ncclwatch.engine.ledger import Ledger
 from numpy.typing import NDArray
 
+from ncclwatch.collect.ledger import Ledger
 from ncclwatch.engine.evidence.calls import Calls
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from unit.engine.evidence.said import case_of
