@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ncclwatch.cli.history_keeper import HistoryOption, keeping
 from ncclwatch.cli.hooks import (
     HOOK_COOLDOWN_S,
     HOOK_FLOOR,
@@ -35,6 +36,7 @@ from ncclwatch.cli.options import (
     ThetaOption,
     slow_rule,
 )
+from ncclwatch.cli.otlp import OtlpOption, exporting
 from ncclwatch.stopping import stop_on_signals
 
 if TYPE_CHECKING:
@@ -106,6 +108,7 @@ def judge(
     interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two verdicts.")] = 1.0,
     duration: DurationOption = None,
     as_json: JsonOption = False,
+    otlp: OtlpOption = None, history: HistoryOption = None,
     on_verdict: OnVerdictOption = None, hook_floor: HookFloorOption = HOOK_FLOOR, hook_log: HookLogOption = None,
     hook_cooldown: HookCooldownOption = HOOK_COOLDOWN_S, hook_dry_run: HookDryRunOption = False,
     traffic_every: TrafficOption = 60.0,
@@ -137,12 +140,15 @@ def judge(
         judging = Judging(connection, name, lambda transport: service(transport=transport), log, ttl_s=lease)
         ending.callback(judging.close)
         hooks = ending.enter_context(hooked(hook))
+        beside = [*ending.enter_context(keeping(history, "judge", judging.service)), *ending.enter_context(exporting(otlp))]
         log.begun(bus, name)
 
         def show(job: Job, update: Update, new: Sequence[Verdict]) -> None:
             for one in hooks:
                 one.hook.take(new, job.name)
                 update.notes += one.hook.lines()
+            for each in beside:
+                each.take(job.session, update, job.name)
             log.update(job, update)
 
         until = float("inf") if duration is None else time.monotonic() + duration
