@@ -87,18 +87,22 @@ class EngineService:
         """Stop listening."""
         self.hub.close()
 
+    def session(self) -> DiagnosisSession:
+        """A session as this engine's options want it."""
+        return DiagnosisSession(LiveDiagnosis(Known(self._patience()), slow=self._slow.watch()))
+
+    def adopt(self, name: str, session: DiagnosisSession) -> Job:
+        """Judge a job of which a session may know something already."""
+        job = self.jobs[name] = Job(name, session, ViewWriter(self.hub.engine), time.monotonic())
+        return job
+
     def _take(self, name: str, life: str, batch: NodeBatch) -> None:
         job = self.jobs.get(name)
         if job is None:
             if len(self.jobs) >= MAX_JOBS:
                 self.refused_jobs += 1
                 return
-            job = self.jobs[name] = Job(
-                name,
-                DiagnosisSession(LiveDiagnosis(Known(self._patience()), slow=self._slow.watch())),
-                ViewWriter(self.hub.engine),
-                time.monotonic(),
-            )
+            job = self.adopt(name, self.session())
         job.heard = time.monotonic()
         if job.lives.get(batch.host) != life:
             # The longest known goes first: of hosts that are gone nothing is ordered any more.
