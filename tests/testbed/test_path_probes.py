@@ -66,6 +66,46 @@ def test_a_path_that_stands_still_is_probed_and_the_answer_is_in_the_verdict(cas
         assert {plane.name for plane in session.planes if plane.running} >= {"paths"}
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_agents_probe_by_themselves_what_a_hung_job_waits_on(case: str, tmp_path: Path) -> None:
+    """Two hosts, an agent each, and nobody who asks: the verdict tells a dead path from a silent application."""
+    alive, shows = CASES[case]
+    keys, port = make_keys(tmp_path / "keys"), 17405
+    with ExitStack() as stack:
+        network = with_small_buffers(stack.enter_context(Network(hosts=2, rails=2, containers=True)))
+        address = f"tcp://10.78.1.254:{port}"
+        engine = stack.enter_context(
+            daemon("engine", "--bind", address, "--keys", str(keys), "--json", enter=network.switch.enter)
+        )
+        engine.wait_line("listening")
+        fault = ("--fault", f"stall_proxy:rank={VICTIM},at=200") if alive else ()
+        job = network.job("2.27.5", 2, shape="allreduce", count=1 << 18, extra=fault, env={"NCCL_SOCKET_IFNAME": "nic0"})
+        stack.enter_context(job)
+        agents = [
+            stack.enter_context(daemon("agent", "--engine", address, "--keys", str(keys), "--all", enter=host.enter))
+            for host in network.hosts
+        ]
+        for agent in agents:
+            agent.wait_line("watching 1 processes")
+        if not alive:
+            engine.wait_line("summary")
+            network.link(VICTIM, rail=0).down()
+
+        def told() -> bool:
+            found = [data["verdict"] for data in engine.objects("verdict")]
+            lines = [line for verdict in found for line in verdict["evidence"] if "a probe of ours" in line]
+            return any(str(shows) in line for line in lines)
+
+        try:
+            engine.wait(told, "what the probes found", 120)
+        except AssertionError as error:
+            raise AssertionError([agent.text for agent in agents]) from error
+        assert any("probed, as ordered" in agent.text for agent in agents)
+        last = engine.objects("verdict")[-1]["verdict"]
+        other = CASES["link-down" if alive else "silent-receiver"][1]
+        assert not any(str(other) in line for line in last["evidence"]), last
+
+
 def test_agents_probe_one_another_where_both_may(tmp_path: Path) -> None:
     """Two hosts with an agent each: the engine asks, an agent probes, the other answers, and the engine's verdict has it."""
     keys, secret, asked = make_keys(tmp_path / "keys"), tmp_path / "token", tmp_path / "ask"

@@ -25,16 +25,20 @@ from ncclwatch.cli.options import (
     PidOption,
     ProbePathsOption,
     ProbesOption,
+    StacksOption,
     WireOption,
 )
 from ncclwatch.cli.output import flush
-from ncclwatch.cli.wire_option import wire_mode
+from ncclwatch.cli.wire_option import PROBE_PATHS, wire_mode
 from ncclwatch.collect.ease import WIDEST_S
 from ncclwatch.errors import UsageError
 
 
 def agent(
-    engine: Annotated[str, typer.Option("--engine", "-e", metavar="ADDRESS", help="The engine: tcp://HOST:PORT.")],
+    engine: Annotated[
+        str,
+        typer.Option("--engine", "-e", metavar="ADDRESS", help="The engine: tcp://HOST:PORT, or a NATS server: tls://HOST:PORT."),
+    ],
     pid: PidOption = None,
     every: AllOption = False,
     match: Annotated[
@@ -47,7 +51,8 @@ def agent(
     probes: ProbesOption = True,
     wire: WireOption = WIRE,
     order_budget: OrderBudgetOption = ORDER_BUDGET,
-    probe_paths: ProbePathsOption = None,
+    probe_paths: ProbePathsOption = PROBE_PATHS,
+    stacks: StacksOption = True,
     spool: Annotated[
         Path | None, typer.Option("--spool", metavar="FOLDER", help="Keep what cannot be sent here, also over a restart.")
     ] = None,
@@ -66,7 +71,7 @@ def agent(
     become(
         AgentOptions(
             engine, named, every, match, _text(keys), job, interval, calm_interval, probes, wire, order_budget, _text(spool),
-            spool_mb, spool_age, user, duration, HASTE.active, _text(probe_paths),
+            spool_mb, spool_age, user, duration, HASTE.active, probe_paths, stacks,
         )
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ import typer
 from ncclwatch.cli import options
 from ncclwatch.cli.asking import AskFileOption, Bell
 from ncclwatch.cli.haste import HASTE, tell, told
+from ncclwatch.cli.history_keeper import HistoryOption, keeping
 from ncclwatch.cli.hooks import (
     HOOK_COOLDOWN_S,
     HOOK_FLOOR,
@@ -42,14 +43,16 @@ from ncclwatch.cli.options import (
     ProbesOption,
     SampleOption,
     SlowModeOption,
+    StacksOption,
     TBaseOption,
     ThetaOption,
     WireOption,
     slow_rule,
 )
+from ncclwatch.cli.otlp import OtlpOption, exporting
 from ncclwatch.cli.showing import show, surface_of
 from ncclwatch.cli.surfaces import serving
-from ncclwatch.cli.wire_option import path_probes, wire_mode
+from ncclwatch.cli.wire_option import PROBE_PATHS, path_probes, wire_mode
 from ncclwatch.collect.ease import WIDEST_S
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.stopping import stop_on_signals
@@ -74,11 +77,11 @@ def attach(
     probes: ProbesOption = True,
     wire: WireOption = WIRE,
     order_budget: OrderBudgetOption = ORDER_BUDGET,
-    probe_paths: ProbePathsOption = None,
+    probe_paths: ProbePathsOption = PROBE_PATHS, stacks: StacksOption = True,
     hang_after: HangAfterOption = HANG_FLOOR_S, fixed: FixedOption = False,
     sample: SampleOption = None,
     ask_file: AskFileOption = None,
-    metrics: MetricsOption = None, paths: PathsFilesOption = None,
+    metrics: MetricsOption = None, otlp: OtlpOption = None, paths: PathsFilesOption = None, history: HistoryOption = None,
     on_verdict: OnVerdictOption = None, hook_floor: HookFloorOption = HOOK_FLOOR, hook_log: HookLogOption = None,
     hook_cooldown: HookCooldownOption = HOOK_COOLDOWN_S, hook_dry_run: HookDryRunOption = False,
     slow_mode: SlowModeOption = "ncclwatch", t_base: TBaseOption = None, theta: ThetaOption = 3.0,
@@ -111,13 +114,13 @@ def attach(
         patience=Patience(hang_after, adaptive=not fixed), asked=Bell(ask_file).rung,
         sampling=None if sample is None else Sampling(sample), slow=slow_rule(slow_mode, t_base, theta),
         wire=wire_mode(wire), order_budget=order_budget / 100, paths=path_probes(probe_paths), tell=said,
-        widest_s=0.0 if surface is None else calm_interval,
+        widest_s=0.0 if surface is None else calm_interval, stacks=stacks,
     )  # fmt: skip
     session.taps.append(_until_judged())
-    with closing(session), serving(metrics) as also:
+    with closing(session), serving(metrics) as also, exporting(otlp) as exports:
         session.start(options.choose_pids(named, every), calls=probes)
-        with hooked(hook) as hooks:
-            show(session, surface, duration, [*also, *hooks], paths or ())
+        with hooked(hook) as hooks, keeping(history, "attach", session) as kept:
+            show(session, surface, duration, [*also, *kept, *exports, *hooks], paths or ())
     return ExitStatus.VERDICT if exit_code and verdict_stands(session.verdict) else ExitStatus.OK
 
 

@@ -76,9 +76,14 @@ def _table(style: Style, header: tuple[str, ...], rows: list[tuple[str, ...]], *
         yield f"  … and {len(rows) - MAX_ROWS} more (all of them with --json)"
 
 
+def _flags(c: Communicator) -> Iterator[tuple[str, bool | None]]:
+    yield from (("aborted", c.aborted), ("finalizing", c.finalize_called), ("destroyed", c.destroyed), ("revoked", c.revoked))
+    yield "no free proxy slot", c.proxy_pool_full
+
+
 def _communicator_row(c: Communicator) -> tuple[str, ...]:
     calls = ", ".join(f"{clean(name, 24)} {count}" for name, count in c.sequence_numbers.items() if count)
-    flags = [word for word, on in (("aborted", c.aborted), ("finalizing", c.finalize_called), ("destroyed", c.destroyed)) if on]
+    flags = [word for word, on in _flags(c) if on]
     if c.init_state not in (None, "", "ncclSuccess"):
         flags.append(f"init {clean(c.init_state or '', 32)}")
     return (

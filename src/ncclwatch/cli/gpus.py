@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import msgspec
 
@@ -12,8 +11,8 @@ from ncclwatch.cli.options import JsonOption
 from ncclwatch.cli.output import emit, emit_json, plain
 from ncclwatch.errors import TargetError
 from ncclwatch.model.gpu import GpuHealth, GpuLook, Links
-from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
-from ncclwatch.text import clean, columns
+from ncclwatch.model.verdict import Verdict
+from ncclwatch.text import columns
 
 _HEADER = ("GPU", "BUS", "MODEL", "SM MHZ", "POWER W", "°C", "BUSY", "PCIE", "NVLINK", "ECC", "TROUBLE")
 
@@ -99,37 +98,10 @@ BESIDE_S = 2.0
 def beside(verdicts: Sequence[Verdict], look: Callable[[float], GpuLook] | None = None) -> list[Verdict]:
     """Verdicts with what is wrong with the GPUs of their culprits on this node. The driver is asked once, where one is named."""
     from ncclwatch.gpu.health import look_at_gpus
+    from ncclwatch.knowledge.looks import on_gpus_of, with_gpus
 
     host = socket.gethostname()
-    if not any(_asked_of(verdict, host) for verdict in verdicts):
+    if not any(on_gpus_of(verdict, [host]) for verdict in verdicts):
         return list(verdicts)
-    told = (look or look_at_gpus)(BESIDE_S)
-    return [_with(verdict, told, host) if _asked_of(verdict, host) else verdict for verdict in verdicts]
-
-
-def _asked_of(verdict: Verdict, host: str) -> list[Culprit]:
-    """Culprits whose GPU is one of this node's. Of one that somebody has stopped it explains nothing, and costs time."""
-    asked = verdict.verdict_class.accuses and verdict.verdict_class is not VerdictClass.STOPPED
-    named = verdict.culprits if asked else ()
-    return [one for one in named if one.host == host and one.ticket is not None and one.ticket.gpu_bus]
-
-
-def _with(verdict: Verdict, look: GpuLook, host: str) -> Verdict:
-    from ncclwatch.gpu.trouble import troubles
-    from ncclwatch.knowledge.match import with_looked
-
-    if look.problem:
-        return replace(verdict, unobserved=(*verdict.unobserved, f"the state of GPUs: {look.problem}"))
-    by_bus = {gpu.bus_id: gpu for gpu in look.gpus}
-    found: dict[int, tuple[str, ...]] = {}
-    lines = []
-    for culprit in _asked_of(verdict, host):
-        gpu = by_bus.get(culprit.ticket.gpu_bus) if culprit.ticket is not None else None
-        if gpu is None:
-            continue
-        wrong = troubles(gpu, look.gpus)
-        found[id(culprit)] = tuple(one.trouble.value for one in wrong)
-        what = "; ".join(one.text for one in wrong) or "nothing is wrong with it, as far as its driver says"
-        lines.append(clean(f"rank {culprit.rank}: GPU {gpu.index} ({gpu.bus_id}): {what}", 500))
-    culprits = tuple(replace(one, gpu_trouble=found.get(id(one), ())) for one in verdict.culprits)
-    return with_looked(replace(verdict, culprits=culprits, evidence=(*verdict.evidence, *lines)))
+    told = {host: (look or look_at_gpus)(BESIDE_S)}
+    return [with_gpus(verdict, told) for verdict in verdicts]

@@ -19,12 +19,12 @@ from ncclwatch.collect.windows import RankWindow
 from ncclwatch.engine.case import Known
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
-from ncclwatch.engine.session import DiagnosisSession, Update
-from ncclwatch.engine.slow.modes import SlowRule
-from ncclwatch.knowledge.match import advise
+from ncclwatch.engine.session import Update
+from ncclwatch.knowledge.session import InformedSession
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict
+from ncclwatch.slow_modes import SlowRule
 from ncclwatch.stopping import Stop
 from ncclwatch.wire.governor import DEFAULT_BUDGET, Mode
 
@@ -79,7 +79,7 @@ class Steps(Session, Protocol):
         """Wait for a moment and say what came."""
 
 
-class LiveSession(DiagnosisSession):
+class LiveSession(InformedSession):
     """Watches processes until they end, the duration is over, or ``stop`` is set."""
 
     def __init__(
@@ -97,6 +97,7 @@ class LiveSession(DiagnosisSession):
         paths: PathProbes | None = None,
         tell: Callable[[str], None] = lambda _: None,
         widest_s: float = 0.0,
+        stacks: bool = True,
     ) -> None:
         # By the wall clock, so that recordings of several nodes hold samples of the same moments.
         self.collector = NodeCollector(
@@ -109,6 +110,7 @@ class LiveSession(DiagnosisSession):
             paths=paths,
             tell=tell,
             widest_s=widest_s,
+            stacks=stacks,
         )
         self._next_ease = 0.0
         super().__init__(LiveDiagnosis(Known(patience or Patience()), slow=(slow or SlowRule()).watch()))
@@ -139,10 +141,10 @@ class LiveSession(DiagnosisSession):
         for tap in list(self.taps):
             tap(batch)
         self.feed(batch)
-        update = advise(self, self.judge(batch.time_ns)) if batch.looked else self.take(batch.time_ns)
+        update = self.judge(batch.time_ns) if batch.looked else self.take(batch.time_ns)
         self._ease(batch.time_ns / 1e9)
         update.finished = batch.finished
-        update.notes += [self._desk.take(order) for order in update.orders]
+        update.notes += [line for order in update.orders if (line := self._desk.take(order))]
         return update
 
     def _ease(self, now: float) -> None:

@@ -12,7 +12,7 @@ from ncclwatch.errors import TargetError, UsageError
 from ncclwatch.text import clean
 
 if TYPE_CHECKING:
-    from ncclwatch.engine.slow.modes import SlowRule
+    from ncclwatch.slow_modes import SlowRule
 
 # 2^22 is the kernel's PID_MAX_LIMIT on 64-bit machines (include/linux/threads.h).
 PID_MAX = 1 << 22
@@ -81,12 +81,21 @@ OrderBudgetOption = Annotated[
     ),
 ]
 ProbePathsOption = Annotated[
-    Path | None,
+    str,
     typer.Option(
         "--probe-paths",
-        metavar="TOKEN_FILE",
-        help="Probe paths on which a job stands still, when the engine asks: zero payload, own sockets and queue pairs. The file "
-        "has a secret that the nodes share, by which they answer one another on TCP port 28050.",
+        metavar="tcp|TOKEN_FILE|off",
+        help="Probe paths on which a job stands still, when the engine asks: zero payload, own sockets and queue pairs. "
+        "'tcp': whether the far end answers at all. A file has a secret that the nodes share, by which they answer one another "
+        "on TCP port 28050.",
+    ),
+]
+StacksOption = Annotated[
+    bool,
+    typer.Option(
+        "--stacks/--no-stacks",
+        help="Look what culprits and a few peers do when a verdict names them: threads, Python frames, the GPUs' state. "
+        "Nothing is stopped.",
     ),
 ]
 ORDER_BUDGET = 5.0
@@ -99,6 +108,10 @@ PathsFilesOption = Annotated[
 KeysOption = Annotated[
     Path | None,
     typer.Option("--keys", metavar="FOLDER", help="Folder made by 'ncclwatch keys make'; needed beyond this machine."),
+]
+BusOption = Annotated[
+    str | None,
+    typer.Option("--bus", metavar="ADDRESS", help="Hear agents through a NATS server instead of listening: tls://HOST:PORT."),
 ]
 JobOption = Annotated[
     str | None,
@@ -192,7 +205,7 @@ HangAfterOption = Annotated[
     ),
 ]
 SLOW_MODES = ("ncclwatch", "ccl-d", "megatrace")
-"""``engine.slow.modes.SlowMode``, and T_base and theta as there; repeated for the same reason."""
+"""``slow_modes.SlowMode``, and T_base and theta as there; repeated for the same reason."""
 
 SlowModeOption = Annotated[
     str,
@@ -229,7 +242,7 @@ def require_slow_mode(mode: str, t_base_s: float | None) -> None:
 def slow_rule(mode: str, t_base_s: float | None, theta: float) -> SlowRule:
     """The rule that was asked for."""
     require_slow_mode(mode, t_base_s)
-    from ncclwatch.engine.slow.modes import SlowMode, SlowRule
+    from ncclwatch.slow_modes import SlowMode, SlowRule
 
     return SlowRule(SlowMode(mode), t_base_s, theta)
 

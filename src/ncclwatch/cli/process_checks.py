@@ -148,7 +148,7 @@ def _graph_sites(info: ProcessInfo) -> Iterator[Finding]:
 def _each_site(found: Iterable[FunctionSites]) -> Iterator[Finding]:
     """First instruction and cost class of each function."""
     from ncclwatch.probes.functions import function_name
-    from ncclwatch.probes.sites import CostClass
+    from ncclwatch.probes.instructions import CostClass
 
     for sites in found:
         entry = sites.entry

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -14,16 +13,14 @@ import typer
 from ncclwatch.cli import options
 from ncclwatch.cli.options import AllOption, AllowPauseOption, JsonOption, PidOption
 from ncclwatch.cli.output import emit, emit_json
-from ncclwatch.knowledge.doing import doings
-from ncclwatch.knowledge.match import with_looked
-from ncclwatch.model.doing import Doing
-from ncclwatch.model.verdict import Culprit, Verdict
+from ncclwatch.collect.suspects import process_look
+from ncclwatch.knowledge.looks import PEERS, SUSPECTS, doing_of, with_stacks
+from ncclwatch.model.looks import ProcessLook
+from ncclwatch.model.verdict import Verdict
 from ncclwatch.target.stacks import ProcessStack, read_stacks
-from ncclwatch.text import Style, clean, duration, wrap
+from ncclwatch.text import Style, wrap
 from ncclwatch.view.stack_grid import RankStack, grid_lines, odd
 
-SUSPECTS, PEERS = 4, 3
-"""Of a verdict so many culprits and so many of those that wait are looked at."""
 BESIDE_S = 12.0
 """For all that is read beside a verdict."""
 
@@ -61,24 +58,11 @@ def stacks(
 
 def shown(stack: ProcessStack, rank: int | None, host: str) -> RankStack:
     """A process's stack as the grid shows it."""
-    frames = tuple(frame.text for frame in stack.main.frames) if stack.main is not None else ()
-    found = doings(stack.state, [row.state for row in stack.rows], stack.frames, gil_held=stack.gil_held)
-    holder = tuple(frame.text for frame in stack.holder.frames) if stack.gil_held and stack.holder is not None else ()
-    problem = stack.problem or stack.python.problem
-    return RankStack(rank, host, stack.pid, found, frames, _kernel(stack), stack.time, problem, holder, stack.python.seconds)
-
-
-def _kernel(stack: ProcessStack) -> str:
-    """``main thread sleeping in futex_do_wait (futex); 1 thread in disk sleep: nfs_wait_bit_killable``."""
-    row = stack.main_row
-    parts = []
-    if row is not None:
-        where = f" in {row.wchan}" if row.wchan else ""
-        parts.append(f"main thread {row.state}{where}" + (f" ({row.call})" if row.call else ""))
-    stuck = sorted({other.wchan or "?" for other in stack.rows if other.state == "disk sleep"})
-    number = sum(other.state == "disk sleep" for other in stack.rows)
-    parts += [f"{number} thread{'s' if number > 1 else ''} in disk sleep: {', '.join(stuck[:4])}"] if number else []
-    return "; ".join(parts)
+    look = process_look(stack, host)
+    frames = tuple(text for _, _, text in look.frames)
+    return RankStack(
+        rank, host, look.pid, doing_of(look), frames, look.kernel, look.time, look.problem, look.holder, look.seconds
+    )  # fmt: skip
 
 
 def plain_stack(one: RankStack, every: Sequence[RankStack]) -> dict[str, object]:
@@ -96,7 +80,7 @@ def plain_stack(one: RankStack, every: Sequence[RankStack]) -> dict[str, object]
 def beside(verdicts: Sequence[Verdict], pids: Iterable[int], ranks: dict[int, int | None], *, pause: bool) -> list[Verdict]:
     """Verdicts with what their culprits were doing, of those among ``pids`` of this node, and what a few peers did meanwhile."""
     known, host = set(pids), socket.gethostname()
-    found: dict[int, RankStack] = {}
+    found: dict[tuple[str, int], ProcessLook] = {}
     told = []
     for verdict in verdicts:
         suspects = [one.pid for one in verdict.culprits if one.host == host and one.pid in known][:SUSPECTS]
@@ -104,31 +88,14 @@ def beside(verdicts: Sequence[Verdict], pids: Iterable[int], ranks: dict[int, in
             told.append(verdict)
             continue
         waiting = [pid for pid, rank in sorted(ranks.items()) if rank in verdict.victims and pid not in suspects][:PEERS]
-        wanted = [pid for pid in (*suspects, *waiting) if pid is not None and pid not in found]
+        wanted = [pid for pid in (*suspects, *waiting) if pid is not None and (host, pid) not in found]
         for stack in read_stacks(wanted, pause=pause, within_s=BESIDE_S):
-            found[stack.pid] = shown(stack, ranks.get(stack.pid), host)
-        told.append(_with(verdict, found, waiting))
+            found[host, stack.pid] = process_look(stack, host)
+        peers = [found[host, pid] for pid in waiting if (host, pid) in found]
+        told.append(with_stacks(verdict, found, peers, lambda look: _name(look, ranks)))
     return told
 
 
-def _with(verdict: Verdict, found: dict[int, RankStack], waiting: Sequence[int]) -> Verdict:
-    lines = [_line(found[one.pid], verdict) for one in verdict.culprits if one.pid in found]
-    peers = [found[pid] for pid in waiting if pid in found]
-    lines += [f"meanwhile {_line(one, verdict)}" for one in peers[:1]]
-    culprits = tuple(_doing(one, found) for one in verdict.culprits)
-    return with_looked(replace(verdict, culprits=culprits, evidence=(*verdict.evidence, *lines)))
-
-
-def _doing(culprit: Culprit, found: dict[int, RankStack]) -> Culprit:
-    stack = found.get(culprit.pid) if culprit.pid is not None else None
-    known = tuple(str(one) for one in stack.doing if one is not Doing.UNKNOWN) if stack is not None else ()
-    return replace(culprit, doing=known)
-
-
-def _line(one: RankStack, verdict: Verdict) -> str:
-    """``rank 2 waits for its data loader: _next_data (torch/…:628) < __next__ (…), main thread sleeping in … (0.4s later)``."""
-    what = one.doing[0].words if one.doing else Doing.UNKNOWN.words
-    where = " < ".join(one.frames[:4])
-    parts = [part for part in (where, one.kernel, one.problem if not one.frames else "") if part]
-    age = f" ({duration(max(one.time - verdict.time, 0.0))} after the last sample)" if verdict.time is not None else ""
-    return clean(f"{one.name} {what}: {'; '.join(parts)}{age}" if parts else f"{one.name} {what}{age}", 500)
+def _name(look: ProcessLook, ranks: Mapping[int, int | None]) -> str:
+    rank = ranks.get(look.pid)
+    return f"pid {look.pid}" if rank is None else f"rank {rank}"

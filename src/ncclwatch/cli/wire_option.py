@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ncclwatch.errors import UsageError
 from ncclwatch.text import clean
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ncclwatch.collect.paths import PathProbes
     from ncclwatch.wire.governor import Mode
 
@@ -30,14 +29,21 @@ def wire_mode(text: str) -> tuple[Mode, float]:
     return (Mode.BURSTS, budget) if budget > 0 else (Mode.STATE, DEFAULT_BUDGET)
 
 
-def path_probes(token_file: Path | None) -> PathProbes | None:
-    """Who probes paths, where that is allowed."""
-    if token_file is None:
+PROBE_PATHS = "tcp"
+"""What ``--probe-paths`` is by default: connections are asked for, nobody listens, and nothing is sent over them."""
+
+
+def path_probes(text: str) -> PathProbes | None:
+    """Who probes paths, where that is not switched off."""
+    if text.lower() == "off":
         return None
     from ncclwatch.collect.paths import PathProbes
+
+    if text.lower() == PROBE_PATHS:
+        return PathProbes()
     from ncclwatch.pathprobe.listener import check_token
     from ncclwatch.pathprobe.token import read_token
 
-    token = read_token(token_file)
+    token = read_token(Path(text))
     check_token("0.0.0.0", token)  # noqa: S104 - callers must know the token
     return PathProbes(token)

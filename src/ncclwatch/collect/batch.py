@@ -11,7 +11,10 @@ import msgspec
 from numpy.typing import NDArray
 
 from ncclwatch.collect.windows import RankWindow
+from ncclwatch.model.failure import ProcessEnd
+from ncclwatch.model.gpu import GpuLook
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.looks import ProcessLook
 from ncclwatch.model.network import FlowRecord, NetworkLook
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.work import FlowWindow
@@ -40,7 +43,9 @@ class ProcessChange:
 
 @dataclass(frozen=True, slots=True)
 class PlaneState:
-    """One way of looking at the processes of a node (``state``, ``calls``, ``wire``, ``nic``, ``device``): whether it works."""
+    """One way of looking at the processes of a node (``state``, ``calls``, ``wire``, ``nic``, ``device``, ``paths``, ``stacks``):
+    whether it works.
+    """
 
     name: str
     running: bool
@@ -99,6 +104,12 @@ class NodeBatch(BatchHead, kw_only=True):
     events: NDArray[Any] | None = None
     """Call records (``EVENT_DTYPE``) in the order of the ring; ``None`` or empty when there were none."""
     changes: tuple[ProcessChange, ...] = ()
+    ends: tuple[ProcessEnd, ...] = ()
+    """Watched processes that have ended, when and how; also of one that is a zombie yet."""
+    looks: tuple[ProcessLook, ...] = ()
+    """Processes that an order wanted looked at."""
+    gpus: GpuLook | None = None
+    """The state of this node's GPUs, with such looks."""
     notes: tuple[str, ...] = ()
     planes: tuple[PlaneState, ...] = ()
     overhead: Overhead | None = None

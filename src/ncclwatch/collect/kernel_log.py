@@ -37,7 +37,8 @@ class KernelNews:
         self._proc = proc
         self._log = KernelLog()
         self._came_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        self._waiting: deque[KernelEvent] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[tuple[KernelEvent, int]] = deque(maxlen=MAX_WAITING)
+        """Each with when it was heard of, CLOCK_REALTIME: the log's own clock, which nobody corrects, may be seconds off."""
         self._earlier: deque[KernelEvent] = deque(maxlen=MAX_EARLIER)
         self._started_ns: int | None = None
         self._threads: dict[int, int] = {}
@@ -53,7 +54,8 @@ class KernelNews:
 
     def listen(self) -> None:
         """Take in what came. Raises :class:`NcclwatchError`, OSError and ValueError."""
-        self._waiting.extend(self._log.events())
+        events, wall_ns = self._log.events(), time.time_ns()
+        self._waiting.extend((event, wall_ns) for event in events)
 
     @property
     def waiting(self) -> bool:
@@ -80,14 +82,17 @@ class KernelNews:
 
         A crash is told of watched processes alone.
         """
-        fresh: list[KernelEvent] = []
+        fresh: list[tuple[KernelEvent, int | None]] = []
         while self._waiting:
-            event = self._waiting.popleft()
-            (fresh if event.time_ns >= self._came_ns else self._earlier).append(event)
+            event, wall_ns = self._waiting.popleft()
+            if event.time_ns >= self._came_ns:
+                fresh.append((event, wall_ns))
+            else:
+                self._earlier.append(event)
         if self._started_ns is not None and self._earlier:
-            fresh = [event for event in self._earlier if event.time_ns >= self._started_ns] + fresh
+            fresh = [*((event, None) for event in self._earlier if event.time_ns >= self._started_ns), *fresh]
             self._earlier.clear()
-        return tuple(self._line(event) for event in fresh if event.kind != "crash" or event.pid in self._threads)
+        return tuple(self._line(*told) for told in fresh if told[0].kind != "crash" or told[0].pid in self._threads)
 
     def _threads_of(self, pid: int) -> list[int]:
         try:
@@ -96,9 +101,10 @@ class KernelNews:
         except (OSError, ValueError):
             return []
 
-    def _line(self, event: KernelEvent) -> KernelLogLine:
+    def _line(self, event: KernelEvent, heard_ns: int | None) -> KernelLogLine:
         pid = self._threads.get(event.pid, event.pid) if event.kind == "crash" and event.pid is not None else event.pid
-        wall_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_MONOTONIC) + event.time_ns
+        logged_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_MONOTONIC) + event.time_ns
+        wall_ns = logged_ns if heard_ns is None else heard_ns
         return KernelLogLine(
             self._host, event.kind, event.device, event.text, event.time_ns, event.severity, event.code, pid, wall_ns
         )

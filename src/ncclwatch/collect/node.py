@@ -25,8 +25,10 @@ from ncclwatch.collect.watched import Problem, Readable, Watched, nothing_read, 
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.collect.work import WorkWatch
 from ncclwatch.errors import NcclwatchError, TargetGoneError
+from ncclwatch.model.failure import ProcessEnd
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.stopping import Stop
+from ncclwatch.target.endings import Endings
 from ncclwatch.target.process import boot_id
 from ncclwatch.target.session import TargetProcess
 from ncclwatch.wire.governor import DEFAULT_BUDGET, Mode
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ncclwatch.collect.paths import PathProbes
+    from ncclwatch.collect.suspects import SuspectLooks
 
 # The ring holds many times what a quarter of a second brings; waking more often costs the node and shows a person nothing.
 WAKE_S = 0.25
@@ -62,6 +65,7 @@ class _Draft:
     """A batch in the making."""
 
     changes: list[ProcessChange] = field(default_factory=list)
+    ends: tuple[ProcessEnd, ...] = ()
     notes: list[str] = field(default_factory=list)
     events: NDArray[Any] | None = None
     looked: bool = False
@@ -74,7 +78,8 @@ class NodeCollector:
     looked at while they move. ``common_ns`` is a clock that several nodes have in common: looks are taken at the same
     times of it, so that those of all nodes show one moment (who waits for whom in a running job can be told from no other).
     ``wire`` is how work requests are counted, and the share of any thread's time that it may cost; ``paths`` probes paths where
-    that is allowed. ``widest_s``: seconds between two looks while all is well, as far as :attr:`ease` is told so; 0: as ever.
+    that is allowed, ``stacks`` lets it look where processes stand. ``widest_s``: seconds between two looks while all is well, as
+    far as :attr:`ease` is told so; 0: as ever.
     ``tell`` hears what is done while it starts, which on a crowded node takes long. ``patient``: records of
     calls wait in their ring for the next look, unless they fill it: one batch a look costs less, and is smaller, than four.
     """
@@ -94,6 +99,7 @@ class NodeCollector:
         tell: Callable[[str], None] = lambda _: None,
         patient: bool = False,
         widest_s: float = 0.0,
+        stacks: bool = True,
     ) -> None:
         self._patient = patient
         self.ease = Ease(widest_s)
@@ -109,9 +115,12 @@ class NodeCollector:
         self.network: NetworkWatch | None = None
         self.work: WorkWatch | None = None
         self.paths = paths
+        self._stacks = stacks
+        self._suspects: SuspectLooks | None = None
         self._wire = wire
         self.aggregator = Aggregator()
         self.watched: dict[int, Watched] = {}
+        self._endings = Endings(self.stop.wake)
         self.problems: list[Problem] = []
         self.complete = False
         """Whether every NCCL process of the host is watched."""
@@ -181,6 +190,7 @@ class NodeCollector:
 
     def close(self) -> None:
         """Detach the probes and let go of every process."""
+        self._endings.close()
         self.calls.stop()
         if self.work is not None:
             self.work.close()
@@ -212,7 +222,7 @@ class NodeCollector:
         if until is not None:
             sleep = min(sleep, max(until - now, 0.0))
         self._sleep(sleep)
-        begun, draft = time.thread_time(), _Draft()
+        begun, draft = time.thread_time(), _Draft(ends=self._ends())
         self._drain(draft)
         now = time.monotonic()
         if now >= self._next_look:
@@ -236,6 +246,8 @@ class NodeCollector:
             finished = "duration over"
         elif not self.every and not self._alive():
             finished = "every watched process has ended"
+        # Whom the look has found gone is heard of by now.
+        draft.ends += self._ends()
         batch = self._close(draft, finished)
         if draft.looked:
             self.ease.looked(time.thread_time() - begun)
@@ -254,6 +266,10 @@ class NodeCollector:
             if self.stop.wait(min(left, self.wake_s)) or (self.network is not None and self.network.has_news):
                 break
             if self.calls.filled > FILLED:
+                break
+            if self._endings.has_news:
+                # Its peers are looked at while they still tell what the end found them in.
+                self.look_now()
                 break
             if self._stumbles(time.monotonic()):
                 self._next_look = 0.0
@@ -289,6 +305,7 @@ class NodeCollector:
             events=draft.events,
             lost=self.aggregator.lost,
             changes=tuple(draft.changes),
+            ends=draft.ends,
             notes=tuple(draft.notes),
             planes=self.planes(),
             finished=finished,
@@ -312,6 +329,8 @@ class NodeCollector:
             batch.network = self.network.look(batch.samples, self._running(), calm=calm) if draft.looked else self.network.news()
             batch.notes = (*batch.notes, *batch.network.notes)
             batch.all_flows = self.network.take_all()
+        if self._suspects is not None and self._suspects.has_news:
+            batch.looks, batch.gpus = self._suspects.take()
         if self.network is not None and self.work is not None:
             try:
                 self._add_work(batch, self.network.flows, self.work)
@@ -345,6 +364,14 @@ class NodeCollector:
         """Probe the paths on which these processes stand still; how many probes were begun. The answers come with the flows."""
         return self.paths.order(self.network.flows.stuck(pids)) if self.paths is not None and self.network is not None else 0
 
+    def look_at(self, pids: Sequence[int]) -> bool:
+        """Look where these processes stand; what is seen comes with a later batch. Whether that is begun."""
+        if self._stacks and self._suspects is None:
+            from ncclwatch.collect.suspects import SuspectLooks
+
+            self._suspects = SuspectLooks()
+        return self._suspects is not None and self._suspects.order(pids, self._host)
+
     def _with_work(self, window: RankWindow) -> RankWindow:
         """A window with what its connections carried."""
         watched = self.watched.get(window.process.pid)
@@ -367,7 +394,8 @@ class NodeCollector:
             return planes
         wire = () if self.work is None else (self.work.plane,)
         paths = () if self.paths is None else (self.paths.plane,)
-        return (*planes, PlaneState("nic", self.network.running, self.network.reason), *wire, *paths)
+        stacks = (PlaneState("stacks", True),) if self._stacks else ()
+        return (*planes, PlaneState("nic", self.network.running, self.network.reason), *wire, *paths, *stacks)
 
     def _device_plane(self) -> tuple[PlaneState, ...]:
         """The counter shim, where any process has it: it is the user's choice, and no gap where nobody took it."""
@@ -453,13 +481,26 @@ class NodeCollector:
         if self.sampling is not None:
             self.sampling.alarm()
 
+    def _ends(self) -> tuple[ProcessEnd, ...]:
+        """The ends that were heard of, each of every rank that the process was."""
+        found: list[ProcessEnd] = []
+        for (pid, _), end in self._endings.take().items():
+            watched = self.watched.get(pid)
+            if watched is None or watched.last is None:
+                continue
+            for part in ranks_of(watched.last):
+                place = part.process.key, part.process.host, part.rank
+                found.append(ProcessEnd(*place, end.time_ns, end.wall_ns, end.late_ns, end.order, end.wait_status))
+            watched.how = found[-1].words
+        return tuple(found)
+
     def _went(self, watched: Watched) -> ProcessChange:
         """A process ended, or became another program; the latter is looked at anew."""
         info = watched.target.info
         self.calls.remove_process(info)
         if watching.lives_on(info):
             return ProcessChange(Change.REPLACED, watched.pid, info, "it runs another program now", info.host)
-        return ProcessChange(Change.EXITED, watched.pid, info, host=info.host)
+        return ProcessChange(Change.EXITED, watched.pid, info, watched.how, info.host)
 
     def _forget_ended_jobs(self) -> None:
         """A process that ended is kept while a live one shares a communicator with it: it may be whom that one waits for."""
@@ -524,10 +565,12 @@ class NodeCollector:
             self.problems = [*self.problems[-99:], Problem(f"pid {pid}", pid, error)]
             return None
         self.watched[pid] = Watched(target)
+        self._endings.watch(pid, target.info.key.start_time)
         return self.watched[pid]
 
     def _drop(self, watched: Watched) -> None:
         watched.close()
+        self._endings.forget(watched.pid, watched.target.info.key.start_time)
         self.watched.pop(watched.pid, None)
         self._unreadable.pop(watched.pid, None)
         self.aggregator.remove_process(watched.target.info.key)

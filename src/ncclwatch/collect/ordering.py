@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ncclwatch.collect.node import NodeCollector
@@ -14,14 +14,16 @@ SECONDS = 0.25
 """The length of a count that is ordered."""
 LEAST_S = 2.0
 """Orders that come faster are refused."""
+LOOK_LEAST_S = 5.0
+"""The same of orders to look where processes stand."""
 STANDING_BUDGET = 0.05
 """Share of a thread's time that orders may cost while its process stands, unless the user says otherwise: no work is slowed."""
 
 
 @dataclass(slots=True)
 class OrderDesk:
-    """Takes orders for one collector. ``budget`` is the share of a thread's time that they may cost while the process moves,
-    ``standing_budget`` while it stands, which is looked at here.
+    """Takes orders for one collector: to count, and to look. ``budget`` is the share of a thread's time that counts may cost
+    while the process moves, ``standing_budget`` while it stands, which is looked at here.
     """
 
     collector: NodeCollector
@@ -31,11 +33,14 @@ class OrderDesk:
     taken: int = 0
     refused: int = 0
     _last: float = field(default=float("-inf"))
+    _last_look: float = field(default=float("-inf"))
 
     def take(self, order: WorkOrder) -> str:
-        """Have requests counted, if that is allowed; a line that says what is done, or why it is not."""
+        """Do it, if that is allowed; a line that says what is done, or why it is not, empty where that need not be said."""
         pids = tuple(pid for pid in order.pids if pid in self.collector.watched)
         now = self.clock()
+        if order.look:
+            return self._look(order, pids, now)
         standing = bool(pids) and all(self.collector.watched[pid].stands for pid in pids)
         share = max(self.standing_budget, self.budget) if standing else self.budget
         why = ""
@@ -66,6 +71,22 @@ class OrderDesk:
             f"work requests of {len(pids)} {who} are counted for {SECONDS} s, as ordered; they {state}, "
             f"so that this may cost {share:.3g} of a thread's time" + (f"; {probed}" if probes else "")
         )
+
+    def _look(self, order: WorkOrder, pids: Sequence[int], now: float) -> str:
+        """Have looked at where processes stand; the verdict will say what was seen."""
+        why = ""
+        if not pids:
+            why = "none of them is watched here"
+        elif now - self._last_look < LOOK_LEAST_S:
+            why = f"the look before came less than {LOOK_LEAST_S:.0f} s ago"
+        elif not self.collector.look_at(pids):
+            why = "it is switched off, or another look is under way"
+        if why:
+            self.refused += 1
+            return f"order {order.number} to look where processes stand is refused: {why}"
+        self._last_look = now
+        self.taken += 1
+        return ""
 
     def _refuse(self, order: WorkOrder, why: str) -> str:
         self.refused += 1

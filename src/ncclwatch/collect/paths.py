@@ -70,9 +70,9 @@ class PathProbes:
 
     def listen(self) -> None:
         """Answer probes of other nodes, where there is a token."""
-        from ncclwatch.pathprobe.listener import Listener
-
         if self.token and self._listener is None:
+            from ncclwatch.pathprobe.listener import Listener
+
             try:
                 self._listener = Listener("0.0.0.0", self.port, self.token)  # noqa: S104 - callers must know the token
             except NcclwatchError as error:

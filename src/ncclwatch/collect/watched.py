@@ -94,6 +94,8 @@ class Watched:
         self.history: list[ProcessSample] = []
         self._stood: tuple[ProcessSample, bool] | None = None
         self.gone: NcclwatchError | None = None
+        self.how = ""
+        """How it ended, in words; empty where that was not heard of."""
         self.device = DeviceWatch(self.pid)
         self._looked = target if isinstance(target, Looked) else None
         self._beating = target if isinstance(target, Beating) else None

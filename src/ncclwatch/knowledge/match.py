@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -14,6 +14,8 @@ from ncclwatch.engine.slow.findings import Kind
 from ncclwatch.knowledge.compare import of_culprit
 from ncclwatch.knowledge.rows import Pattern, Release, Row, rows
 from ncclwatch.knowledge.tickets import Processes, by_place, ticketed
+from ncclwatch.model.failure import Place
+from ncclwatch.model.inside import inside
 from ncclwatch.model.verdict import Advice, StepKind, Verdict, VerdictClass
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 MOST = 5
 """Rows that a verdict carries; ``ncclwatch explain`` has all."""
-LOOKED = frozenset({"doing", "gpu"})
+LOOKED = frozenset({"doing", "gpu", "inside"})
 """Keys of what somebody looked at because of the verdict: it tells more than the verdict itself."""
 MOST_DEFECTS = 2
 """Known defects among them: each is a possibility only, and many are of old releases."""
@@ -31,6 +33,8 @@ MOST_DEFECTS = 2
 
 MOST_ASKED = 64
 """Processes whose settings and machine count where nobody is named."""
+MOST_INSIDE = 4
+"""Lines of what NCCL's own state says in a process."""
 MOST_COMPARED = 4
 """Culprits that are compared with their peers."""
 
@@ -46,8 +50,12 @@ class Seen:
     ranks: int = 0
 
 
-def seen(verdict: Verdict, releases: Iterable[Release] = (), arch: str = "", settings: Iterable[str] = ()) -> Seen:
-    """The typed things of a verdict; ``settings``: ``NCCL_NAME=value`` of the processes it is about."""
+def seen(
+    verdict: Verdict, releases: Iterable[Release] = (), arch: str = "", settings: Iterable[str] = (), within: Iterable[str] = ()
+) -> Seen:
+    """The typed things of a verdict. ``settings``: ``NCCL_NAME=value`` of the processes it is about, ``within``: what NCCL's own
+    state says in them.
+    """
     causes = {label for culprit in verdict.culprits if (label := cause_of(culprit.reason))} | set(_of_nobody(verdict))
     links = [link for link in (verdict.link, *(culprit.link for culprit in verdict.culprits)) if link is not None]
     values = {
@@ -62,6 +70,8 @@ def seen(verdict: Verdict, releases: Iterable[Release] = (), arch: str = "", set
         "transport": {link.transport for link in links},
         "arch": {arch} if arch else set[str](),
         "setting": set(settings),
+        "inside": set(within),
+        "failure": {str(one.kind) for one in verdict.failures if one.place in (Place.FIRST, Place.PERHAPS)},
     }
     ranks = verdict.communicator.nranks if verdict.communicator else 0
     return Seen({key: frozenset(found) for key, found in values.items()}, frozenset(releases), ranks)
@@ -89,11 +99,13 @@ def fitting(what: Seen, table: Iterable[Row] | None = None) -> list[Row]:
     return sorted(found, key=lambda row: (row.defect, not LOOKED & row.when.lists.keys(), -row.confidence, -row.when.narrowness))
 
 
-def advised(verdict: Verdict, releases: Iterable[Release] = (), arch: str = "", settings: Iterable[str] = ()) -> Verdict:
+def advised(
+    verdict: Verdict, releases: Iterable[Release] = (), arch: str = "", settings: Iterable[str] = (), within: Iterable[str] = ()
+) -> Verdict:
     """The verdict with the rows that fit; one that accuses nobody of anything and knows no doubt carries none."""
     if verdict.verdict_class in (VerdictClass.RUNNING, VerdictClass.IDLE):
         return verdict
-    found = fitting(seen(verdict, releases, arch, settings))
+    found = fitting(seen(verdict, releases, arch, settings, within))
     causes = [row for row in found if not row.defect]
     defects = [row for row in found if row.defect][:MOST_DEFECTS]
     place = _place(verdict)
@@ -124,13 +136,22 @@ def informed(verdict: Verdict, processes: Processes, nics: Iterable[NicRecord] =
     if not _wants(verdict):
         return verdict
     named = [processes[place] for one in verdict.culprits if (place := (one.host, one.pid or 0)) in processes]
-    asked = named if named else islice(processes.values(), MOST_ASKED)
+    asked = named if named else list(islice(processes.values(), MOST_ASKED))
+    within = {str(found) for sample in asked for found, _ in inside(sample)}
     traits = [sample.process.traits for sample in asked if sample.process.traits is not None]
     settings = {f"{name}={value}" for one in traits for name, value in one.settings}
     machines = {one.machine for one in traits}
     arch = machines.pop() if len(machines) == 1 else ""
-    told = advised(ticketed(verdict, processes, nics), _releases(processes.values()), arch, settings)
+    verdict = replace(verdict, evidence=tuple(dict.fromkeys((*verdict.evidence, *_inside_lines(named)))))
+    told = advised(ticketed(verdict, processes, nics), _releases(processes.values()), arch, settings, within)
     return replace(told, differences=tuple(_differences(verdict, named, processes)))
+
+
+def _inside_lines(named: Iterable[ProcessSample]) -> Iterator[str]:
+    """What NCCL's own state says in processes that a verdict names."""
+    for sample in islice(named, MOST_COMPARED):
+        name = f"rank {sample.rank}" if sample.rank is not None else f"pid {sample.process.pid}"
+        yield from (f"{name}, {words}" for _, words in islice(inside(sample), MOST_INSIDE))
 
 
 def _differences(verdict: Verdict, named: Sequence[ProcessSample], processes: Processes) -> Iterator[str]:
@@ -150,20 +171,31 @@ def _releases(samples: Iterable[ProcessSample]) -> frozenset[Release]:
     return frozenset(sample.process.version for sample in samples if sample.process.version is not None)
 
 
-def advise(session: DiagnosisSession, update: Update) -> Update:
+Before = Callable[[Verdict], Sequence[str]]
+"""What is known of the past of a verdict's culprits, as lines of evidence (:mod:`ncclwatch.history.recurrence`)."""
+
+
+def advise(
+    session: DiagnosisSession, update: Update, ended: Sequence[ProcessSample] = (), before: Before | None = None
+) -> Update:
     """The update, and what the session says stands, with what is known of each verdict. A verdict that is in several places stays
-    one object.
+    one object. ``ended``: the last looks at processes that may be gone.
     """
     every = [*update.verdicts, *update.told, *update.answers, *session.verdicts]
     if all(verdict.knowledge or not _wants(verdict) for verdict in every):
         return update
-    processes = by_place(session.samples.values())
+    processes = by_place((*ended, *session.samples.values()))
     nics = [nic for host in session.network.hosts.values() for nic in host.nics.values()]
-    done = {id(verdict): informed(verdict, processes, nics) for verdict in every}
+    done = {id(verdict): _with_past(informed(verdict, processes, nics), before) for verdict in every}
     update.verdicts, update.told, update.answers, session.verdicts = (
         [done[id(verdict)] for verdict in found] for found in (update.verdicts, update.told, update.answers, session.verdicts)
     )
     return update
+
+
+def _with_past(verdict: Verdict, before: Before | None) -> Verdict:
+    lines = [line for line in before(verdict) if line not in verdict.evidence] if before is not None else []
+    return replace(verdict, evidence=(*verdict.evidence, *lines)) if lines else verdict
 
 
 def _wants(verdict: Verdict) -> bool:
@@ -206,7 +238,9 @@ def words_known() -> dict[str, frozenset[str]]:
     """By the key of a pattern the values that can occur, for those whose list is closed."""
     from ncclwatch.engine.rules import RULES
     from ncclwatch.model.doing import Doing
+    from ncclwatch.model.failure import FailureKind
     from ncclwatch.model.gpu import Trouble
+    from ncclwatch.model.inside import Inside
     from ncclwatch.model.state import Transport
 
     every: dict[str, Iterable[Any]] = {
@@ -217,6 +251,8 @@ def words_known() -> dict[str, frozenset[str]]:
         "plane": ["calls", "state", "wire", "nic", "device"],
         "doing": [doing for doing in Doing if doing is not Doing.UNKNOWN],
         "gpu": list(Trouble),
+        "inside": list(Inside),
+        "failure": [kind for kind in FailureKind if kind is not FailureKind.ENDED],
         "transport": list(Transport),
         "arch": ["x86_64", "aarch64"],
     }

@@ -18,7 +18,21 @@ from ncclwatch.errors import UsageError
 Release = tuple[int, int, int]
 
 FILES = ("doing.toml", "gpu.toml", "causes.toml", "defects.toml")
-LISTS = ("class", "cause", "finding", "rule", "plane", "doing", "gpu", "operation", "transport", "arch", "setting")
+LISTS = (
+    "class",
+    "cause",
+    "finding",
+    "rule",
+    "plane",
+    "doing",
+    "gpu",
+    "operation",
+    "transport",
+    "arch",
+    "setting",
+    "inside",
+    "failure",
+)
 """Keys of a pattern that list values, of which one must fit."""
 _RELEASE = re.compile(r"(\d{1,2})\.(\d{1,3})\.(\d{1,3})")
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")

@@ -69,7 +69,19 @@ class History:
 def _calls_alone(batch: NodeBatch) -> NodeBatch:
     """A batch without what a look showed and what happened."""
     return replace(
-        batch, samples=(), windows=(), changes=(), notes=(), problems=(), network=None, all_flows=(), work=(), looked=False
+        batch,
+        samples=(),
+        windows=(),
+        changes=(),
+        ends=(),
+        looks=(),
+        gpus=None,
+        notes=(),
+        problems=(),
+        network=None,
+        all_flows=(),
+        work=(),
+        looked=False,
     )
 
 
@@ -133,7 +145,7 @@ class Agent:
         batch.events = None if batch.events is None else ledger_calls(batch.events)
         data = self.writer.encode(batch)
         # What verdicts are made of: what happened, what was lost, and a standstill (which is when nobody shows anything new).
-        happened = bool(batch.changes or batch.notes or batch.finished or batch.lost != self._lost)
+        happened = bool(batch.changes or batch.ends or batch.looks or batch.notes or batch.finished or batch.lost != self._lost)
         relevant = happened or (batch.looked and not self.writer.changed) or self.writer.was_key
         self._lost = batch.lost
         self._history.add(self._n, batch, data)

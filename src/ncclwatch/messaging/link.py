@@ -224,7 +224,7 @@ class AgentLink(Outbox):
         elif isinstance(message, NeedKey):
             self._request_key()
         elif isinstance(message, CountWork):
-            self._orders.append(WorkOrder(message.number, self._host, tuple(message.pids), message.standing))
+            self._orders.append(WorkOrder(message.number, self._host, tuple(message.pids), message.standing, message.look))
             self.on_order()
         elif isinstance(message, Welcome):
             # A hello that went out just before the handshake was told of is said twice: what is under way would be sent again.

@@ -112,6 +112,8 @@ class CountWork(msgspec.Struct, tag="count-work"):
     number: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
     pids: Annotated[list[Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]], msgspec.Meta(min_length=1, max_length=64)]
     standing: bool = False
+    look: bool = False
+    """Nothing is counted: where they stand is looked at, and the state of the node's GPUs. For agents that say that they do."""
 
 
 Message = Hello | Welcome | Refused | Batch | History | Ack | NeedKey | Ping | Pong | View | CountWork | Farewell

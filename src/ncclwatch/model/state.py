@@ -287,6 +287,10 @@ class Communicator:
     """Whether it shares connections and proxy with communicators split from it, or with the one it was split from
     (``splitShare``).
     """
+    proxy_pool_full: bool | None = None
+    """Whether no slot is left in which a launch could leave an operation for the proxy thread: the next one spins until there is
+    (``ncclLocalOpAppend``, src/proxy.cc).
+    """
 
 
 @dataclass(frozen=True, slots=True)

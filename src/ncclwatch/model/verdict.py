@@ -10,6 +10,8 @@ from enum import StrEnum
 from importlib import resources
 from typing import Any
 
+from ncclwatch.model.failure import Failure
+
 SCHEMA_NAME = "ncclwatch.verdict/1"
 
 
@@ -221,6 +223,8 @@ class Verdict:
     """What is known of what was seen: rows of the tables that fit, most telling first."""
     differences: tuple[str, ...] = ()
     """In which settings, releases, CPUs, GPUs and NICs culprits differ from most of their peers: a line each."""
+    failures: tuple[Failure, ...] = ()
+    """What failed in the job, in the order of time, over all its hosts; empty while nothing has."""
 
     @property
     def id(self) -> str:
@@ -255,6 +259,7 @@ class Verdict:
             "trail": [_plain(step) for step in self.trail],
             "knowledge": [_plain(advice) for advice in self.knowledge],
             "differences": list(self.differences),
+            "failures": [_plain(failure) for failure in self.failures],
         }
 
 

@@ -138,12 +138,16 @@ class FlowWindow:
 
 @dataclass(frozen=True, slots=True)
 class WorkOrder:
-    """What an engine wants counted: now, every request of these processes of a host. ``standing``: since their job stands."""
+    """What an engine wants counted: now, every request of these processes of a host. ``standing``: since their job stands.
+
+    With ``look`` nothing is counted: it wants to know where they stand (:class:`ncclwatch.model.looks.ProcessLook`).
+    """
 
     number: int
     host: str
     pids: tuple[int, ...]
     standing: bool = False
+    look: bool = False
 
 
 def added(windows: Iterable[WorkWindow]) -> WorkWindow | None:

@@ -7,12 +7,12 @@ are queries (``ncclCommCount``), allocation (``ncclMemAlloc``) and reduction ope
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from ncclwatch.model.events import Function
 from ncclwatch.probes.map_layouts import FUNCTION_SPEC_DTYPE
+from ncclwatch.target.machine import Machine, this_machine
 
 _COLLECTIVES = ["AllReduce", "Broadcast", "Reduce", "AllGather", "ReduceScatter", "AlltoAll", "Gather", "Scatter"]
 
@@ -135,14 +135,22 @@ class FunctionSpec:
     @property
     def tells_on_return(self) -> bool:
         """Whether its return is worth a trap: it can block, or makes something that is known only then."""
-        return self.can_block or "comm_out" in self.places
+        return self.can_block or "comm_out" in self.places()
 
-    @cached_property
-    def places(self) -> dict[str, int]:
-        """Place of each argument as ``nw_function_spec`` counts: 1-6 registers, 7 and up words on the stack."""
+    def places(self, machine: Machine | None = None) -> dict[str, int]:
+        """Place of each argument as ``nw_function_spec`` counts: integer registers in order, then words on the stack.
+
+        A large structure lies on the stack with x86-64, in no place of its own; with aarch64 (AAPCS64, 6.8.2) the caller makes a
+        copy and passes its address.
+        """
         places = {}
         place = 0
+        by_address = (machine or this_machine()) is Machine.AARCH64
         for argument in self.arguments.split():
+            if argument.startswith("=") and by_address:
+                place += 1
+                places[argument[1:].replace("_value", "_pointer")] = place
+                continue
             if argument.startswith("="):
                 places[argument[1:]] = 1
                 continue
@@ -154,7 +162,7 @@ class FunctionSpec:
     def pack(self, *, enter: bool, leave: bool, leave_seen: bool) -> bytes:
         """``struct nw_function_spec`` with its gates."""
         row = np.zeros((), FUNCTION_SPEC_DTYPE)
-        for name, place in self.places.items():
+        for name, place in self.places().items():
             row[name] = place
         row["enter_on"], row["leave_on"], row["leave_seen"] = enter, leave, leave_seen
         row["comm_freed"] = self.function in _FREES

@@ -10,15 +10,17 @@ from ncclwatch import __version__
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.report import svg
-from ncclwatch.report.gather import Report, paths_to
+from ncclwatch.report.gather import Report
 from ncclwatch.report.history import Incident
 from ncclwatch.report.svg import text
 from ncclwatch.text import duration, ranges
+from ncclwatch.view.failures import failure_lines
 from ncclwatch.view.ranks import rank_rows
 from ncclwatch.view.states import BY_LETTER, URGENCY
 from ncclwatch.view.steps import operation_name, waits_for
 from ncclwatch.view.verdict_text import communicator_name, culprit_name, link_name
 from ncclwatch.view.verdict_text import operation_name as operation_words
+from ncclwatch.view.waits import paths_to
 from ncclwatch.view.why import parts
 from ncclwatch.view.work_text import work_line
 
@@ -105,20 +107,10 @@ def _verdict(report: Report, verdict: Verdict, crowded: Sequence[str] = ()) -> I
     yield "</div>"
     if verdict.next_steps:
         yield f"<p class=next>Next: {text(verdict.next_steps[0], 500)}</p>"
-    facts = [("culprit", culprit_name(c) + (f": {c.reason}" if c.reason else "")) for c in verdict.culprits[:16]]
-    if verdict.victims:
-        facts.append(("waiting", f"ranks {ranges(verdict.victims)}"))
-    if verdict.operation:
-        facts.append(("operation", operation_words(verdict.operation)))
-    if verdict.communicator:
-        facts.append(("in", communicator_name(verdict.communicator)))
-    if verdict.stage:
-        facts.append(("stage", verdict.stage))
-    if verdict.link:
-        facts.append(("link", link_name(verdict.link)))
-    if kind.accuses:
-        facts.append(("id", verdict.id))
+    facts = list(_facts(verdict))
     yield "<dl>" + "".join(f"<dt>{text(label)}</dt><dd>{text(value, 600)}</dd>" for label, value in facts) + "</dl>"
+    if verdict.failures:
+        yield "<h2>Failed, in the order of time</h2>" + _list(failure_lines(verdict))
     if verdict.evidence:
         yield "<h2>Evidence</h2>" + _list(verdict.evidence)
     if crowded:
@@ -129,6 +121,23 @@ def _verdict(report: Report, verdict: Verdict, crowded: Sequence[str] = ()) -> I
         yield "<h2>What to do</h2>" + _list(verdict.next_steps, ordered=True)
     yield from _known(verdict)
     yield from _why(verdict)
+
+
+def _facts(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """Who, in what, where: a label and a text each."""
+    yield from (("culprit", culprit_name(one) + (f": {one.reason}" if one.reason else "")) for one in verdict.culprits[:16])
+    if verdict.victims:
+        yield "waiting", f"ranks {ranges(verdict.victims)}"
+    if verdict.operation:
+        yield "operation", operation_words(verdict.operation)
+    if verdict.communicator:
+        yield "in", communicator_name(verdict.communicator)
+    if verdict.stage:
+        yield "stage", verdict.stage
+    if verdict.link:
+        yield "link", link_name(verdict.link)
+    if verdict.verdict_class.accuses:
+        yield "id", verdict.id
 
 
 def _known(verdict: Verdict) -> Iterator[str]:

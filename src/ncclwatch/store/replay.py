@@ -13,12 +13,13 @@ from typing import Any
 
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.engine.live import LiveDiagnosis
-from ncclwatch.engine.session import DiagnosisSession, Update
-from ncclwatch.engine.slow.modes import SlowRule
+from ncclwatch.engine.session import Update
 from ncclwatch.errors import TargetError
-from ncclwatch.knowledge.match import advise
+from ncclwatch.knowledge.session import InformedSession
 from ncclwatch.messaging.limits import FormatError
 from ncclwatch.messaging.reader import BatchReader
+from ncclwatch.remote.iterations import Timed, recent_iterations
+from ncclwatch.slow_modes import SlowRule
 from ncclwatch.store.container import Container, FrameRef, Kind
 from ncclwatch.text import clean, duration, size
 
@@ -141,7 +142,7 @@ class Recordings:
             yield newest, f"{decoded.batch.host}#{number}", decoded.batch
 
 
-class Replay(DiagnosisSession):
+class Replay(InformedSession):
     """The judging session over recordings; what surfaces ask of a live session can be asked of it too."""
 
     def __init__(self, recordings: Recordings, slow: SlowRule | None = None) -> None:
@@ -158,7 +159,7 @@ class Replay(DiagnosisSession):
         time_ns = from_ns
         for time_ns, source, batch in self.recordings.batches(from_ns):
             if due is not None and time_ns - due >= (JUDGE_NS if len(self.recordings.files) > 1 else 0):
-                yield due, advise(self, self.judge(due))
+                yield due, self.judge(due)
                 due = None
             self.feed(batch, time_ns, source=source)
             if batch.looked and due is None:
@@ -167,9 +168,14 @@ class Replay(DiagnosisSession):
                 self.looks += 1
         if due is not None:
             time_ns = max(due, time_ns)
-            yield time_ns, advise(self, self.judge(time_ns))
+            yield time_ns, self.judge(time_ns)
 
     # --- what surfaces ask ---------------------------------------------------------------------------------------------
+
+    @property
+    def iterations(self) -> list[Timed]:
+        """The newest iterations of the moment."""
+        return recent_iterations(self.diagnosis)
 
     def about(self) -> str:
         """The recordings in a line."""

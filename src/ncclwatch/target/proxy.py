@@ -6,8 +6,8 @@ recvProxyProgress), the same in what is used here from v2.18.3-1 to v2.30.7-1; d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ncclwatch.model.state import Direction, OpPhase, PendingOperation, ProxyOperation, ProxySub, Transport
 from ncclwatch.target.commstate import CommReader, CommState
@@ -93,6 +93,8 @@ class ProxyView:
     pending: tuple[PendingOperation, ...]
     strangers: tuple[int, ...] = ()
     """Peers of connections that operations use and no known connector names: new ones, or PXN's."""
+    full: Mapping[int, bool] = field(default_factory=dict)
+    """By address of a proxy's state, whether its launcher has no slot left to put operations into."""
 
 
 class ProxyReader:
@@ -105,7 +107,10 @@ class ProxyReader:
         self._net_devices = net_devices
         self._proxies = tuple(dict.fromkeys(comm.proxy_state for comm in comms if comm.proxy_state))
         self._connections = Connections(decoder, comms, comm_reader)
-        self._pool = PoolReader(decoder, self._connections)
+        # Split communicators may share a proxy: its pool counts the ranks of the largest on this host.
+        by_size = sorted(comms, key=lambda comm: comm.record.local_ranks or 0)
+        places = {comm.proxy_state: comm.record.local_rank for comm in by_size if comm.record.local_rank is not None}
+        self._pool = PoolReader(decoder, self._connections, places)
         self._net_names: dict[int, str] = {}
         names = decoder.layout.enums.get("ncclProxyOpState", {})
         self._in_progress = next((value for value, name in names.items() if name == "ncclProxyOpProgress"), 2)
@@ -119,7 +124,7 @@ class ProxyReader:
             operations += view.operations
             pending += view.pending
         strangers = {sub.peer for op in operations for sub in op.subs if not self._connections.is_known(sub.connection)}
-        return ProxyView(tuple(operations), tuple(pending), tuple(sorted(strangers)))
+        return ProxyView(tuple(operations), tuple(pending), tuple(sorted(strangers)), self._pool.full)
 
     def read(self, proxy_state: int) -> ProxyView:
         """One proxy; empty, with the reason in ``unavailable``, when this build keeps it in another way."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ncclwatch.model.state import PendingOperation
 from ncclwatch.target.commstate import collective_name
 from ncclwatch.target.decode import Decoder, Values
@@ -41,9 +43,14 @@ _OP_PATHS = (
 class PoolReader:
     """Reads what waits in the pools of one process's proxies."""
 
-    def __init__(self, decoder: Decoder, connections: Connections) -> None:
+    def __init__(self, decoder: Decoder, connections: Connections, local_ranks: Mapping[int, int]) -> None:
         self.decoder = decoder
         self._connections = connections
+        self._local_ranks = local_ranks
+        self.full: dict[int, bool] = {}
+        """By address of a proxy's state, whether its launcher has no slot left in a pool: the next launch spins for one
+        (``ncclLocalOpAppend``, src/proxy.cc).
+        """
 
     def read(self, proxy_state: int) -> list[tuple[int, PendingOperation]]:
         """What main threads have put into the pool and the proxy has not taken, each with its connection.
@@ -79,12 +86,21 @@ class PoolReader:
             heads += [(pool, (posted or {}).get("nextOps")), (pool, state["progressState.nextOps"])]
         local, proxy_ops = state["tpLocalnRanks"] or 0, state["proxyOps"] or 0
         if proxy_ops and 0 < local <= MAX_LOCAL_RANKS and layout.has("ncclProxyOps.nextOps"):
-            wanted = decoder.fields("ncclProxyOps", ("pool", "nextOps"))
+            wanted = decoder.fields("ncclProxyOps", ("pool", "nextOps", "freeOp"))
             places = [proxy_ops + index * wanted.size for index in range(local)]
-            heads += [
-                (own["pool"], own["nextOps"]) for own in decoder.structures(wanted, places, again=again) if own and own["pool"]
-            ]
+            used = [own for own in decoder.structures(wanted, places, again=again) if own and own["pool"]]
+            heads += [(own["pool"] or 0, own["nextOps"]) for own in used]
+            self.full[proxy_state] = any(own["freeOp"] == -1 and self._is_empty(proxy_state, own["pool"]) for own in used)
         return [(place, first) for place, first in heads if first is not None and first >= 0]
+
+    def _is_empty(self, proxy_state: int, pool: int | None) -> bool:
+        """Whether the proxy has given back no slot that this process may take next (``ncclProxyOpsPool.freeOps``)."""
+        layout, local_rank = self.decoder.layout, self._local_ranks.get(proxy_state, -1)
+        if not pool or local_rank < 0 or not layout.has("ncclProxyOpsPool.freeOps"):
+            return False
+        heads = layout.member("ncclProxyOpsPool.freeOps")
+        found = self.decoder.words(pool + heads.at(local_rank), 1, 4, signed=True) if local_rank < heads.count else None
+        return found is not None and tuple(found) == (-1,)
 
     def _walk(self, pool: int, first: int, found: dict[tuple[int, int], Values]) -> None:
         decoder = self.decoder

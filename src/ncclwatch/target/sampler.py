@@ -154,7 +154,7 @@ class Sampler:
         if view.strangers:
             self._comm_reader.connectors.wish(view.strangers)
             self._comm_reader.forget()
-        records = tuple(self._with_connections(state) for state in comms)
+        records = tuple(self._with_connections(state, view.full.get(state.proxy_state)) for state in comms)
         self.reader.check()
         return ProcessSample(
             process=with_rank(info, records),
@@ -210,9 +210,10 @@ class Sampler:
             self._creation = None
         return self._creation is not None
 
-    def _with_connections(self, state: CommState) -> Communicator:
+    def _with_connections(self, state: CommState, proxy_pool_full: bool | None) -> Communicator:
         return replace(
             state.record,
+            proxy_pool_full=proxy_pool_full,
             host_connections=read_host_connections(self.decoder, state.record.address, state.connectors),
             net_steps=read_net_steps(self.decoder, state.connectors),
         )

@@ -8,6 +8,7 @@ from datetime import datetime
 from ncclwatch.model.doing import Doing
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, Ticket, Verdict, VerdictClass
 from ncclwatch.text import Style, clean, ranges
+from ncclwatch.view.failures import failure_lines
 
 # Enough for a person; --json has all of them.
 MAX_CULPRITS = 16
@@ -25,6 +26,7 @@ def verdict_lines(verdict: Verdict, style: Style) -> Iterator[str]:
         yield f"  waiting    {noun} {ranges(verdict.victims)}"
     for label, text in _where(verdict):
         yield f"  {label:<10} {text}"
+    yield from _list("failed, in the order of time", failure_lines(verdict), style)
     yield from _list("evidence", verdict.evidence, style)
     yield from _list("unlike its peers" if len(verdict.culprits) == 1 else "unlike their peers", verdict.differences, style)
     yield from _list("not observed", verdict.unobserved, style)

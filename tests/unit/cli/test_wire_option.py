@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ncclwatch.cli.options import WIRE
-from ncclwatch.cli.wire_option import wire_mode
-from ncclwatch.errors import UsageError
+from ncclwatch.cli.wire_option import PROBE_PATHS, path_probes, wire_mode
+from ncclwatch.errors import NcclwatchError, UsageError
 from ncclwatch.wire.governor import DEFAULT_BUDGET, Mode
 
 
@@ -31,3 +33,16 @@ def test_a_share_or_a_word(text: str, expected: tuple[Mode, float]) -> None:
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="no share"):
         wire_mode(text)
+
+
+def test_paths_are_probed_unless_that_is_switched_off_and_answered_with_a_secret_alone(tmp_path: Path) -> None:
+    assert path_probes("off") is None
+    by_default = path_probes(PROBE_PATHS)
+    assert by_default is not None and not by_default.token
+    secret = tmp_path / "token"
+    secret.write_text("sixteen bytes it is\n")
+    secret.chmod(0o600)
+    shared = path_probes(str(secret))
+    assert shared is not None and shared.token
+    with pytest.raises(NcclwatchError):
+        path_probes(str(tmp_path / "no such file"))

@@ -19,6 +19,8 @@ class Collector:
     def __init__(self, *, counts: bool = True) -> None:
         self.counts = counts
         self.stuck = 0
+        self.looks = True
+        self.looked: list[tuple[int, ...]] = []
         self.probed: list[tuple[int, ...]] = []
         self.ordered: list[Order] = []
         self.watched: dict[int, Watched] = {}
@@ -34,6 +36,10 @@ class Collector:
     def probe_paths(self, pids: tuple[int, ...]) -> int:
         self.probed.append(pids)
         return self.stuck
+
+    def look_at(self, pids: tuple[int, ...]) -> bool:
+        self.looked.append(pids)
+        return self.looks
 
     def move(self, pid: int) -> None:
         history = self.watched[pid].history
@@ -115,3 +121,18 @@ def test_paths_are_probed_of_processes_that_stand_also_where_nothing_can_be_coun
     collector.move(1000)
     counting.take(WorkOrder(8, "node0", (1000, 1001)))
     assert len(collector.probed) == probed, "a job that moves is not probed"
+
+
+def test_looks_are_taken_of_watched_processes_one_at_a_time_and_not_counted() -> None:
+    collector = Collector()
+    desk = desk_of(collector)
+    assert desk.take(WorkOrder(7, "node0", (1000, 1001, 4711), look=True)) == ""
+    assert collector.looked == [(1000, 1001)] and not collector.ordered and not collector.probed
+    assert "none of them is watched" in desk.take(WorkOrder(8, "node0", (4711,), look=True))
+    collector.looks = False
+    assert "refused" in desk.take(WorkOrder(9, "node0", (1000,), look=True))
+    collector.looks = True
+    desk.take(WorkOrder(10, "node0", (1000,), look=True))
+    desk.clock = lambda: desk._last_look + 1.0
+    assert "less than 5 s ago" in desk.take(WorkOrder(11, "node0", (1000,), look=True))
+    assert (desk.taken, desk.refused) == (2, 3)
