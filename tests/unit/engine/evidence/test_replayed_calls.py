@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ncclwatch.engine.ledger import Ledger
 from numpy.typing import NDArray
 
 from ncclwatch.collect.ledger import Ledger
