@@ -14,7 +14,7 @@ from ncclwatch.collect.look_times import next_time
 from ncclwatch.engine.case import Known
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
-from ncclwatch.engine.session import Update
+from ncclwatch.engine.session import DiagnosisSession, Update
 from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.knowledge.session import InformedSession
 from ncclwatch.messaging.hub import Hub
@@ -36,7 +36,7 @@ class Job:
     """One job: everything its agents said, and nothing of any other."""
 
     name: str
-    session: InformedSession
+    session: DiagnosisSession
     views: ViewWriter
     heard: float
     next_judge: float = 0.0
@@ -87,18 +87,22 @@ class EngineService:
         """Stop listening."""
         self.hub.close()
 
+    def session(self) -> DiagnosisSession:
+        """A session as this engine's options want it."""
+        return InformedSession(LiveDiagnosis(Known(self._patience()), slow=self._slow.watch()))
+
+    def adopt(self, name: str, session: DiagnosisSession) -> Job:
+        """Judge a job of which a session may know something already."""
+        job = self.jobs[name] = Job(name, session, ViewWriter(self.hub.engine), time.monotonic())
+        return job
+
     def _take(self, name: str, life: str, batch: NodeBatch) -> None:
         job = self.jobs.get(name)
         if job is None:
             if len(self.jobs) >= MAX_JOBS:
                 self.refused_jobs += 1
                 return
-            job = self.jobs[name] = Job(
-                name,
-                InformedSession(LiveDiagnosis(Known(self._patience()), slow=self._slow.watch())),
-                ViewWriter(self.hub.engine),
-                time.monotonic(),
-            )
+            job = self.adopt(name, self.session())
         job.heard = time.monotonic()
         if job.lives.get(batch.host) != life:
             # The longest known goes first: of hosts that are gone nothing is ordered any more.

@@ -38,6 +38,7 @@ _COMMANDS: dict[str, str] = {
     "probe": "Is a path dead, or the application silent?",
     "agent": "Send what this node shows to an engine.",
     "engine": "Diagnose jobs from what agents send.",
+    "fleet": "Many jobs: workers that hear, judges.",
     "top": "Watch a whole job from its engine.",
     "keys": "Keys of engine, agents and viewers.",
     "shim": "The counter shim that a job may load.",
@@ -48,7 +49,7 @@ _COMMANDS: dict[str, str] = {
 """Every command by its name, with what it is for. Each is a function of the module of its name; some are groups of commands."""
 
 _MODULES = {"ask": "asking", "paths": "paths_group", "watch-folder": "watch_folder"}
-_GROUPS = ("keys", "paths")
+_GROUPS = ("fleet", "keys", "paths")
 _NEEDS_ALL = ("completion",)
 
 

@@ -1,0 +1,169 @@
+"""Follows a stream from a place on, each message once and in order, whatever happens to the connection or the server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from nats.errors import Error as NatsError
+from nats.js import api
+from nats.js.errors import NotFoundError
+
+from ncclwatch.fleet.connection import Connection
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+FETCH = 256
+"""Messages asked for at a time."""
+WAIT_S = 2.0
+"""For how long the server may have nothing before it is asked whether it still knows us."""
+AGAIN_S = 0.2
+FORGET_S = 30.0
+"""After so long without a word from us the server forgets us."""
+MAX_WAITING = 4096
+MAX_WAITING_BYTES = 64 << 20
+"""What may wait here for whoever takes it; the rest waits in the stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a stream. ``time_ns`` is when the server stored it (its CLOCK_REALTIME), ``pending`` how many more there
+    were then.
+    """
+
+    subject: str
+    sequence: int
+    time_ns: int
+    data: bytes
+    pending: int
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class Follower:
+    """Messages of ``subject``; ``bell`` is set when there are some. Begins at a sequence number, or ``back_s`` seconds ago."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str,
+        subject: str,
+        bell: threading.Event,
+        *,
+        sequence: int = 0,
+        back_s: float | None = None,
+    ) -> None:
+        self._connection, self._stream, self._subject, self._bell = connection, stream, subject, bell
+        self._next = sequence
+        self._from = None if back_s is None else time.time() - back_s
+        self._found: deque[Message] = deque()
+        self._nbytes = 0
+        self._generation = 0
+        self.caught_up = False
+        """Whether everything that was in the stream has been handed on once."""
+        self._stop = connection.spawn(self._run())
+
+    @property
+    def next(self) -> int:
+        """The sequence number that what is taken next has at least."""
+        return self._found[0].sequence if self._found else self._next
+
+    def take(self, limit: int) -> list[Message]:
+        """Messages that have come, at most so many."""
+        found: list[Message] = []
+        while self._found and len(found) < limit:
+            found.append(self._found.popleft())
+        self._nbytes -= sum(len(message.data) for message in found)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def seek(self, sequence: int) -> None:
+        """Go on from another place."""
+        self._generation += 1
+        self._next, self._from, self.caught_up = sequence, None, False
+        self._found.clear()
+        self._nbytes = 0
+
+    def close(self) -> None:
+        """Follow no longer."""
+        self._stop()
+
+    def _config(self) -> api.ConsumerConfig:
+        config = api.ConsumerConfig(ack_policy=api.AckPolicy.NONE, inactive_threshold=FORGET_S, mem_storage=True)
+        if self._from is not None:
+            config.deliver_policy = api.DeliverPolicy.BY_START_TIME
+            config.opt_start_time = datetime.fromtimestamp(self._from, UTC)
+        elif self._next > 0:
+            config.deliver_policy, config.opt_start_seq = api.DeliverPolicy.BY_START_SEQUENCE, self._next
+        else:
+            config.deliver_policy = api.DeliverPolicy.ALL
+        return config
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._follow(self._generation)
+            except (NatsError, TimeoutError, OSError):
+                await asyncio.sleep(AGAIN_S)
+
+    async def _follow(self, generation: int) -> None:
+        client = self._connection.client
+        connections = client.stats["reconnects"]
+        subscription = await self._connection.jetstream.pull_subscribe(self._subject, stream=self._stream, config=self._config())
+        expected = 1
+        try:
+            self._note_end(generation, await subscription.consumer_info())
+            while generation == self._generation and client.stats["reconnects"] == connections:
+                if len(self._found) >= MAX_WAITING or self._nbytes > MAX_WAITING_BYTES:
+                    await asyncio.sleep(AGAIN_S / 10)
+                    continue
+                try:
+                    messages = await subscription.fetch(FETCH, timeout=WAIT_S)
+                except TimeoutError:
+                    # Nothing came: because there is nothing, or because a server that began anew does not know us.
+                    self._note_end(generation, await subscription.consumer_info())
+                    continue
+                for message in messages:
+                    if message.metadata.sequence.consumer != expected or generation != self._generation:
+                        # Some were lost under way.
+                        return
+                    expected += 1
+                    self._add(message)
+                self._bell.set()
+        finally:
+            await self._leave(subscription)
+
+    def _note_end(self, generation: int, info: api.ConsumerInfo) -> None:
+        if info.num_pending == 0 and generation == self._generation:
+            self.caught_up = True
+            self._bell.set()
+
+    async def _leave(self, subscription: Any) -> None:
+        try:
+            async with asyncio.timeout(1.0):
+                info = await subscription.consumer_info()
+                await subscription.unsubscribe()
+                await self._connection.jetstream.delete_consumer(self._stream, info.name)
+        except (NatsError, TimeoutError, NotFoundError, OSError, ValueError):
+            return
+
+    def _add(self, message: Msg) -> None:
+        about = message.metadata
+        stored = about.timestamp
+        self._found.append(
+            Message(
+                message.subject, about.sequence.stream, int(stored.timestamp() * 1e9), message.data, about.num_pending,
+                message.headers or {},
+            )
+        )  # fmt: skip
+        self._nbytes += len(message.data)
+        self._next, self._from = about.sequence.stream + 1, None
+        if about.num_pending == 0:
+            self.caught_up = True

@@ -1,0 +1,143 @@
+"""What a judge writes into the log of verdicts: each accusation once, and that it is over only when that was seen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nats.errors import Error as NatsError
+
+from ncclwatch.collect.windows import RankWindow
+from ncclwatch.engine.session import DiagnosisSession, Update
+from ncclwatch.errors import NcclwatchError
+from ncclwatch.fleet.connection import Connection
+from ncclwatch.fleet.verdict_log import Record, SupersededError, VerdictLog, accusation
+from ncclwatch.model.verdict import Verdict, VerdictClass
+
+SETTLE_S = 15.0
+"""A judge that takes over while something stands says nothing else for so long: it knows less than the one before it did."""
+APART_LOOKS = 2.5
+"""Samples of two nodes that are further apart, in intervals and half a second, are of two moments: what one waits for, the other
+may have done since.
+"""
+HOLD_S = 15.0
+"""So long nothing new is said because nodes were not heard up to the same moment. Who is not heard at all is silent by then."""
+QUIET_LOOKS = 3
+"""Judgements on end that have to say that a job runs, of one that stood before this judge began."""
+SLOW_S = 120.0
+"""A judge that takes over a job that is slow needs so long until it could say that it is."""
+
+
+@dataclass(slots=True)
+class Told:
+    """What was appended: records, and of those that are verdicts the verdicts themselves."""
+
+    records: list[Record]
+    verdicts: list[Verdict]
+
+
+class Teller:
+    """One job's. ``shown`` makes the JSON of a verdict. What cannot be appended now is appended at a later judgement."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        log: VerdictLog,
+        shown: Callable[[Verdict], dict[str, Any]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connection, self.log, self._shown, self._clock = connection, log, shown, clock
+        self._began = clock()
+        self._adopted = log.state.is_open
+        """Whether what stands was told by another judge, and this one has not seen it by itself."""
+        self._over = False
+        self._quiet = 0
+        self._held_since: float | None = None
+
+    def update(self, session: DiagnosisSession, update: Update, *, unheard: bool = False) -> Told:
+        """Append what a judgement brought; ``unheard``: something waits to be heard. Raises :class:`SupersededError`."""
+        told = Told([], [])
+        if update.windows is None:
+            return told
+        accusing = [verdict for verdict in update.verdicts if verdict.verdict_class.accuses]
+        self._note(session, update, accusing)
+        if (accusing or self._over) and self._holds_back(session, unheard=unheard):
+            return told
+        try:
+            for verdict in accusing:
+                record = self._tell(self._shown(verdict))
+                if record is not None:
+                    told.records.append(record)
+                    told.verdicts.append(verdict)
+            if self._over:
+                record = self._connection.call(self.log.recover())
+                self._over = self._adopted = False
+                if record is not None:
+                    told.records.append(record)
+        except SupersededError:
+            raise
+        except (NatsError, NcclwatchError, OSError):
+            # What stands is found again by the next judgement, what is over stays over.
+            return told
+        return told
+
+    def _holds_back(self, session: DiagnosisSession, *, unheard: bool) -> bool:
+        """Whether nodes were not heard up to the same moment, as after a worker or NATS was away; not for ever."""
+        if not unheard and _of_one_moment(session):
+            self._held_since = None
+            return False
+        if self._held_since is None:
+            self._held_since = self._clock()
+        return self._clock() - self._held_since < HOLD_S
+
+    def _tell(self, shown: dict[str, Any]) -> Record | None:
+        known = accusation(shown) in self.log.state.told
+        if known:
+            self._adopted = False
+            return None
+        if self._adopted and self._clock() - self._began < SETTLE_S:
+            return None
+        return self._connection.call(self.log.tell(shown))
+
+    def replayed(self, session: DiagnosisSession, update: Update) -> None:
+        """See what a judgement of the past showed, and append nothing."""
+        self._note(session, update, [verdict for verdict in update.verdicts if verdict.verdict_class.accuses])
+
+    def _note(self, session: DiagnosisSession, update: Update, accusing: list[Verdict]) -> None:
+        if accusing or not self.log.state.is_open:
+            self._over, self._quiet = False, 0
+            return
+        if update.recoveries:
+            # Seen to stand by this judge, and to go on.
+            self._over = True
+        runs = update.verdict is not None and update.verdict.verdict_class in (VerdictClass.RUNNING, VerdictClass.IDLE)
+        if not runs or any(node.silent for node in session.nodes.values()) or not self._all_moved(update):
+            self._quiet = 0
+            return
+        self._quiet += 1
+        slow = self.log.standing is not None and str(self.log.standing["class"]).startswith("slow")
+        known_long = not (self._adopted and slow) or self._clock() - self._began > SLOW_S
+        if self._quiet >= QUIET_LOOKS and known_long:
+            self._over = True
+
+    def _all_moved(self, update: Update) -> bool:
+        """Whether every rank that is observed has moved since the verdict was told."""
+        age_s = max(0.0, time.time() - self.log.state.since_ns / 1e9)
+        windows = update.windows or []
+        return bool(windows) and all(_moves(window, age_s) for window in windows)
+
+
+def _of_one_moment(session: DiagnosisSession) -> bool:
+    heard = [node for node in session.nodes.values() if not node.silent and node.samples]
+    looks = [next(iter(node.samples.values())).wall_ns for node in heard]
+    interval_s = max((node.interval_s for node in heard), default=1.0)
+    return not looks or max(looks) - min(looks) <= (APART_LOOKS * interval_s + 0.5) * 1e9
+
+
+def _moves(window: RankWindow, within_s: float) -> bool:
+    if window.still_s is not None:
+        return window.still_s < within_s
+    # It never stood still, or was looked at once only.
+    return bool(window.operations_per_s or window.steps_per_s)
