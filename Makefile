@@ -18,7 +18,7 @@ DEMO_PACKAGES := $(shell sed -e 's/\#.*//' scripts/debian-packages.txt)
 FLEET_PACKAGES := $(shell sed -e 's/\#.*//' scripts/fleet-packages.txt)
 TEST_PACKAGES := $(DEMO_PACKAGES) $(FLEET_PACKAGES) bpftrace strace $(shell sed -e 's/\#.*//' tests/packages.txt tests/vm/packages.txt)
 
-.PHONY: help demo test beside test-all setup setup-demo lint unit attach vm gpu shim fuzz bench eval eval-real eval-full calibrate clean
+.PHONY: help demo test beside test-all setup setup-demo lint unit attach vm vm-aarch64 gpu shim fuzz bench eval eval-real eval-full calibrate clean
 
 help:
 	@echo "make demo [PID=...]  attach to a real NCCL job (without a GPU), freeze a rank, see it named"
@@ -161,6 +161,12 @@ attach:
 	@$(PYTHON) -m pytest tests/testbed
 vm:
 	@$(PYTHON) -m pytest tests/vm
+
+
+# aarch64: Debian's arm64 in an emulated guest, with NCCL's wheel for it (tests/vm/aarch64.py). Not part of `make test`.
+vm-aarch64: setup-demo
+	$(call apt_install,$(shell sed -e 's/\#.*//' tests/vm/packages-aarch64.txt))
+	@PYTHONPATH=src:tests $(PYTHON) -m vm.aarch64
 
 bench: setup
 	@for file in tests/benchmarks/bench_*.py; do echo "==> $$file"; $(PYTHON) $$file; done

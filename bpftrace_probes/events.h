@@ -17,7 +17,8 @@ enum nw_kind {
 	NW_KIND_EXIT = 4,  /* the main thread of a process exited */
 };
 
-/* NCCL's exported functions. The Config variants of 2.31 and later count as the function they vary. */
+/* NCCL's exported functions, and those of CUDA by which its operations are captured in graphs and replayed. The Config
+ * variants of 2.31 and later count as the function they vary, CUDA's driver API and its _ptsz variants likewise. */
 enum nw_function {
 	NW_FN_NONE = 0,
 	NW_FN_ALL_REDUCE = 1,
@@ -58,6 +59,11 @@ enum nw_function {
 	NW_FN_WINDOW_DEREGISTER = 53,
 	NW_FN_DEV_COMM_CREATE = 54,
 	NW_FN_DEV_COMM_DESTROY = 55,
+	NW_FN_GRAPH_LAUNCH = 56,         /* sendbuff: the executable graph */
+	NW_FN_STREAM_BEGIN_CAPTURE = 57,
+	NW_FN_STREAM_END_CAPTURE = 58,   /* LEAVE, comm: the graph */
+	NW_FN_GRAPH_INSTANTIATE = 59,    /* sendbuff: the graph; LEAVE, comm: the executable graph */
+	NW_FN_GRAPH_EXEC_UPDATE = 60,    /* sendbuff: the executable graph, recvbuff: the graph */
 };
 
 /* Bits of nw_event.flags. */
@@ -66,6 +72,8 @@ enum nw_flag {
 	NW_FLAG_UNKNOWN_PROCESS = 2, /* the process is not on the list of watched ones (yet) */
 	NW_FLAG_NO_ENTER = 4,        /* a leave whose enter was not seen: it began before the probes */
 	NW_FLAG_NO_ARGUMENTS = 8,    /* arguments that NCCL's ABI passes on the stack could not be read */
+	NW_FLAG_REPLAYED = 16,       /* no call: what a graph that was launched then had captured (set by the agent) */
+	NW_FLAG_UNKNOWN_GRAPH = 32,  /* GRAPH_LAUNCH: what the graph has captured was not seen (set by the agent) */
 };
 
 /* One record. Fields that a function does not have are 0, or -1 where 0 means something (rank, nranks, datatype, redop,

@@ -109,10 +109,11 @@ static inline int is_wanted(struct nw_config *cfg, struct caller *who)
 	return 1;
 }
 
-/* What a function was called with: [0] nothing, [1]-[6] the integer registers in order, [7]-[11] the words on the stack. */
+/* What a function was called with, by place: the integer registers in order, then the words on the stack. */
 struct arguments {
-	u64 nothing, di, si, dx, cx, r8, r9, stack1, stack2, stack3, stack4, stack5;
+	u64 nothing, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11;
 };
+#define NW_ON_STACK (11 - NW_REGISTERS)
 
 /* Keep the compiler from turning a choice between values into a choice between addresses, which the verifier refuses. */
 #define NW_VALUE(expression)                                                                                                       \
@@ -126,27 +127,27 @@ static inline u64 argument(const struct arguments *a, u8 place)
 {
 	switch (place) {
 	case 1:
-		return NW_VALUE(a->di);
+		return NW_VALUE(a->a1);
 	case 2:
-		return NW_VALUE(a->si);
+		return NW_VALUE(a->a2);
 	case 3:
-		return NW_VALUE(a->dx);
+		return NW_VALUE(a->a3);
 	case 4:
-		return NW_VALUE(a->cx);
+		return NW_VALUE(a->a4);
 	case 5:
-		return NW_VALUE(a->r8);
+		return NW_VALUE(a->a5);
 	case 6:
-		return NW_VALUE(a->r9);
+		return NW_VALUE(a->a6);
 	case 7:
-		return NW_VALUE(a->stack1);
+		return NW_VALUE(a->a7);
 	case 8:
-		return NW_VALUE(a->stack2);
+		return NW_VALUE(a->a8);
 	case 9:
-		return NW_VALUE(a->stack3);
+		return NW_VALUE(a->a9);
 	case 10:
-		return NW_VALUE(a->stack4);
+		return NW_VALUE(a->a10);
 	case 11:
-		return NW_VALUE(a->stack5);
+		return NW_VALUE(a->a11);
 	}
 	return 0;
 }
@@ -225,7 +226,7 @@ static inline struct nw_site *site_of(u64 number)
 /* Whether the call came out of NCCL itself (ncclBcast calls ncclBroadcast; ncclSend of 2.21 opens a group): the user made one. */
 static inline int is_nested(struct pt_regs *ctx, struct nw_site *site, struct nw_binary *binary, u64 return_address)
 {
-	u64 linked = return_address - (ctx->ip - site->address);
+	u64 linked = return_address - (NW_IP(ctx) - site->address);
 
 	return linked >= binary->code_begin && linked < binary->code_end;
 }
@@ -235,7 +236,7 @@ static inline int on_enter(struct pt_regs *ctx, u64 number_of_site)
 	int zero = 0;
 	struct caller who = {};
 	struct nw_call call = {};
-	u64 stack[6] = {};
+	u64 stack[NW_ON_STACK + 1] = {};
 	struct nw_site *site = site_of(number_of_site);
 	struct nw_config *cfg = config.lookup(&zero);
 
@@ -253,14 +254,24 @@ static inline int on_enter(struct pt_regs *ctx, u64 number_of_site)
 	}
 	if (!is_wanted(cfg, &who))
 		return 0;
-	/* stack[0] is the return address, the words above it the arguments that found no register. */
-	if (bpf_probe_read_user(stack, sizeof(stack), (void *)ctx->sp)) {
-		bpf_probe_read_user(stack, sizeof(stack[0]), (void *)ctx->sp);
+	/* stack[0] is the return address, the words behind it the arguments that found no register. */
+#ifdef NW_LINK
+	stack[0] = NW_LINK(ctx);
+	if (bpf_probe_read_user(stack + 1, sizeof(stack) - sizeof(stack[0]), (void *)NW_SP(ctx)))
+		call.flags = NW_FLAG_NO_ARGUMENTS;
+	struct arguments a = {0, NW_VALUE(NW_PARM(ctx, 1)), NW_VALUE(NW_PARM(ctx, 2)), NW_VALUE(NW_PARM(ctx, 3)),
+			      NW_VALUE(NW_PARM(ctx, 4)), NW_VALUE(NW_PARM(ctx, 5)), NW_VALUE(NW_PARM(ctx, 6)),
+			      NW_VALUE(NW_PARM(ctx, 7)), NW_VALUE(NW_PARM(ctx, 8)), NW_VALUE(stack[1]), NW_VALUE(stack[2]),
+			      NW_VALUE(stack[3])};
+#else
+	if (bpf_probe_read_user(stack, sizeof(stack), (void *)NW_SP(ctx))) {
+		bpf_probe_read_user(stack, sizeof(stack[0]), (void *)NW_SP(ctx));
 		call.flags = NW_FLAG_NO_ARGUMENTS;
 	}
-	struct arguments a = {0, NW_VALUE(ctx->di), NW_VALUE(ctx->si), NW_VALUE(ctx->dx), NW_VALUE(ctx->cx), NW_VALUE(ctx->r8),
-			      NW_VALUE(ctx->r9), NW_VALUE(stack[1]), NW_VALUE(stack[2]), NW_VALUE(stack[3]), NW_VALUE(stack[4]),
-			      NW_VALUE(stack[5])};
+	struct arguments a = {0, NW_VALUE(NW_PARM(ctx, 1)), NW_VALUE(NW_PARM(ctx, 2)), NW_VALUE(NW_PARM(ctx, 3)),
+			      NW_VALUE(NW_PARM(ctx, 4)), NW_VALUE(NW_PARM(ctx, 5)), NW_VALUE(NW_PARM(ctx, 6)), NW_VALUE(stack[1]),
+			      NW_VALUE(stack[2]), NW_VALUE(stack[3]), NW_VALUE(stack[4]), NW_VALUE(stack[5])};
+#endif
 
 	if (is_nested(ctx, site, binary, stack[0])) {
 		count_in(NW_COUNT_NESTED);
@@ -272,7 +283,7 @@ static inline int on_enter(struct pt_regs *ctx, u64 number_of_site)
 	call.comm = argument(&a, spec->comm);
 	read_communicator(binary, &call);
 	if (spec->id_value)
-		call.unique_id = stack[1]; /* a struct of 128 bytes is passed in memory, right above the return address */
+		call.unique_id = stack[1]; /* x86-64: a struct of 128 bytes is passed in memory, right above the return address */
 	else if (spec->id_pointer)
 		call.unique_id = user_word(argument(&a, spec->id_pointer));
 
@@ -351,8 +362,12 @@ static inline int on_leave(struct pt_regs *ctx, u64 number_of_site)
 	}
 	if (!is_wanted(cfg, &who))
 		return 0;
+#ifdef NW_LINK
+	u64 return_address = NW_LINK(ctx);
+#else
 	/* At a return instruction the stack pointer is at the return address. */
-	u64 return_address = user_word(ctx->sp);
+	u64 return_address = user_word(NW_SP(ctx));
+#endif
 
 	if (is_nested(ctx, site, binary, return_address)) {
 		count_in(NW_COUNT_NESTED);
@@ -401,7 +416,7 @@ static inline int on_leave(struct pt_regs *ctx, u64 number_of_site)
 	event->redop = -1;
 	event->peer = -1;
 	event->color = -1;
-	event->result = ctx->ax;
+	event->result = NW_RESULT(ctx);
 	events.ringbuf_submit(event, 0);
 	count_in(NW_COUNT_RECORDS);
 	return 0;

@@ -32,14 +32,14 @@ int on_post_send(struct pt_regs *ctx)
 	u64 now = bpf_ktime_get_ns();
 	struct nwv_qp_key key = {};
 	struct nwv_thread *thread = this_thread();
-	struct nwv_qp *qp = account_of(ctx->di, &key, now);
-	u64 next = ctx->si;
+	struct nwv_qp *qp = account_of(NW_PARM(ctx, 1), &key, now);
+	u64 next = NW_PARM(ctx, 2);
 
 	if (thread) {
 		thread->posts++;
-		thread->qp = ctx->di;
-		thread->requests = ctx->si;
-		thread->bad_request = ctx->dx;
+		thread->qp = NW_PARM(ctx, 1);
+		thread->requests = NW_PARM(ctx, 2);
+		thread->bad_request = NW_PARM(ctx, 3);
 		thread->armed = ARMED_POST;
 	}
 	if (!qp)
@@ -74,7 +74,7 @@ int on_post_send_return(struct pt_regs *ctx)
 		return 0;
 	thread->armed = 0;
 	thread->posts++;
-	if ((u32)ctx->ax == 0)
+	if ((u32)NW_RESULT(ctx) == 0)
 		return 0;
 	struct nwv_qp *qp = account_of(thread->qp, &key, bpf_ktime_get_ns());
 	u64 next = user_word(thread->bad_request);
@@ -111,8 +111,8 @@ int on_post_recv(struct pt_regs *ctx)
 {
 	struct nwv_qp_key key = {};
 	struct nwv_thread *thread = this_thread();
-	struct nwv_qp *qp = account_of(ctx->di, &key, bpf_ktime_get_ns());
-	u64 next = ctx->si;
+	struct nwv_qp *qp = account_of(NW_PARM(ctx, 1), &key, bpf_ktime_get_ns());
+	u64 next = NW_PARM(ctx, 2);
 
 	if (thread)
 		thread->posts++;
@@ -142,8 +142,8 @@ int on_poll(struct pt_regs *ctx)
 
 	if (thread) {
 		thread->polls++;
-		thread->cq = ctx->di;
-		thread->completions = ctx->dx;
+		thread->cq = NW_PARM(ctx, 1);
+		thread->completions = NW_PARM(ctx, 3);
 		thread->armed = ARMED_POLL;
 	}
 	return 0;
@@ -152,7 +152,7 @@ int on_poll(struct pt_regs *ctx)
 int on_poll_return(struct pt_regs *ctx)
 {
 	struct nwv_thread *thread = this_thread();
-	int found = ctx->ax;
+	int found = NW_RESULT(ctx);
 
 	if (!thread || thread->armed != ARMED_POLL)
 		return 0;

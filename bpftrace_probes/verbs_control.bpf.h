@@ -38,20 +38,20 @@ int on_open_device(struct pt_regs *ctx)
 /* ibv_alloc_pd(context), ibv_create_cq(context, …), ibv_create_comp_channel(context) */
 int on_use_context(struct pt_regs *ctx)
 {
-	tell(NWV_CONTEXT_USED, ctx->di, 0, -1, 0);
+	tell(NWV_CONTEXT_USED, NW_PARM(ctx, 1), 0, -1, 0);
 	return 0;
 }
 
 /* ibv_reg_mr(pd, …) and its variants */
 int on_use_pd(struct pt_regs *ctx)
 {
-	tell(NWV_CONTEXT_USED, user_word(ctx->di + PD_CONTEXT), 0, -1, 0);
+	tell(NWV_CONTEXT_USED, user_word(NW_PARM(ctx, 1) + PD_CONTEXT), 0, -1, 0);
 	return 0;
 }
 
 int on_close_device(struct pt_regs *ctx)
 {
-	tell(NWV_CONTEXT_CLOSED, ctx->di, 0, -1, 0);
+	tell(NWV_CONTEXT_CLOSED, NW_PARM(ctx, 1), 0, -1, 0);
 	return 0;
 }
 
@@ -61,10 +61,10 @@ int on_create_qp(struct pt_regs *ctx)
 	u64 id = bpf_get_current_pid_tgid();
 	struct created_qp made = {};
 
-	made.send_cq = user_word(ctx->si + INIT_ATTR_SEND_CQ);
-	made.sig_all = user_int(ctx->si + INIT_ATTR_SIG_ALL);
+	made.send_cq = user_word(NW_PARM(ctx, 2) + INIT_ATTR_SEND_CQ);
+	made.sig_all = user_int(NW_PARM(ctx, 2) + INIT_ATTR_SIG_ALL);
 	created.update(&id, &made);
-	tell(NWV_QP_CREATED, user_word(ctx->di + PD_CONTEXT), 0, -1, made.sig_all);
+	tell(NWV_QP_CREATED, user_word(NW_PARM(ctx, 1) + PD_CONTEXT), 0, -1, made.sig_all);
 	return 0;
 }
 
@@ -73,23 +73,23 @@ int on_create_qp(struct pt_regs *ctx)
 int on_modify_qp(struct pt_regs *ctx)
 {
 	u64 id = bpf_get_current_pid_tgid(), sig_all = 0;
-	s32 state = (ctx->dx & ATTR_STATE_MASK) ? (s32)user_int(ctx->si) : -1;
+	s32 state = (NW_PARM(ctx, 3) & ATTR_STATE_MASK) ? (s32)user_int(NW_PARM(ctx, 2)) : -1;
 	struct nwv_qp_key key = {};
 	struct created_qp *made = created.lookup(&id);
 
-	if (made && made->sig_all && made->send_cq == user_word(ctx->di + QP_SEND_CQ)) {
-		struct nwv_qp *qp = account_of(ctx->di, &key, bpf_ktime_get_ns());
+	if (made && made->sig_all && made->send_cq == user_word(NW_PARM(ctx, 1) + QP_SEND_CQ)) {
+		struct nwv_qp *qp = account_of(NW_PARM(ctx, 1), &key, bpf_ktime_get_ns());
 
 		if (qp)
 			qp->sig_all = 1;
 		sig_all = 1;
 	}
-	tell(NWV_QP_MODIFIED, user_word(ctx->di + QP_CONTEXT), ctx->di, state, sig_all);
+	tell(NWV_QP_MODIFIED, user_word(NW_PARM(ctx, 1) + QP_CONTEXT), NW_PARM(ctx, 1), state, sig_all);
 	return 0;
 }
 
 int on_destroy_qp(struct pt_regs *ctx)
 {
-	tell(NWV_QP_DESTROYED, user_word(ctx->di + QP_CONTEXT), ctx->di, -1, 0);
+	tell(NWV_QP_DESTROYED, user_word(NW_PARM(ctx, 1) + QP_CONTEXT), NW_PARM(ctx, 1), -1, 0);
 	return 0;
 }

@@ -7,7 +7,7 @@ int on_wr_start(struct pt_regs *ctx)
 {
 	struct nwv_qp_key key = {};
 	struct nwv_thread *thread = this_thread();
-	struct nwv_qp *qp = account_of(ctx->di, &key, bpf_ktime_get_ns());
+	struct nwv_qp *qp = account_of(NW_PARM(ctx, 1), &key, bpf_ktime_get_ns());
 
 	if (thread) {
 		thread->posts++;
@@ -27,7 +27,7 @@ static inline int build(struct pt_regs *ctx, u32 opcode)
 	u64 now = bpf_ktime_get_ns();
 	struct nwv_qp_key key = {};
 	struct nwv_thread *thread = this_thread();
-	struct nwv_qp *qp = account_of(ctx->di, &key, now);
+	struct nwv_qp *qp = account_of(NW_PARM(ctx, 1), &key, now);
 
 	if (thread) {
 		thread->posts++;
@@ -35,13 +35,13 @@ static inline int build(struct pt_regs *ctx, u32 opcode)
 	}
 	if (!qp)
 		return 0;
-	u32 flags = user_int(ctx->di + QP_EX_WR_FLAGS);
+	u32 flags = user_int(NW_PARM(ctx, 1) + QP_EX_WR_FLAGS);
 
 	qp->last_post_ns = now;
 	qp->last_opcode = opcode;
 	count_request(qp, opcode, 0, flags);
 	if ((flags & SEND_SIGNALED) || qp->sig_all)
-		remember(qp, user_word(ctx->di + QP_EX_WR_ID), now);
+		remember(qp, user_word(NW_PARM(ctx, 1) + QP_EX_WR_ID), now);
 	return 0;
 }
 
@@ -68,7 +68,7 @@ static inline int add_bytes(struct pt_regs *ctx, u64 bytes)
 {
 	struct nwv_qp_key key = {};
 	struct nwv_thread *thread = this_thread();
-	struct nwv_qp *qp = account_of(ctx->di, &key, bpf_ktime_get_ns());
+	struct nwv_qp *qp = account_of(NW_PARM(ctx, 1), &key, bpf_ktime_get_ns());
 
 	if (thread) {
 		thread->posts++;
@@ -90,7 +90,7 @@ static inline int add_bytes(struct pt_regs *ctx, u64 bytes)
 /* void wr_set_sge(struct ibv_qp_ex *qp, uint32_t lkey, uint64_t addr, uint32_t length) */
 int on_wr_set_sge(struct pt_regs *ctx)
 {
-	return add_bytes(ctx, (u32)ctx->cx);
+	return add_bytes(ctx, (u32)NW_PARM(ctx, 4));
 }
 
 /* void wr_set_sge_list(struct ibv_qp_ex *qp, size_t num_sge, const struct ibv_sge *sg_list) */
@@ -98,15 +98,15 @@ int on_wr_set_sge_list(struct pt_regs *ctx)
 {
 	struct send_wr request = {};
 
-	request.num_sge = ctx->si > NWV_MAX_SGE ? NWV_MAX_SGE : ctx->si;
-	request.sg_list = ctx->dx;
+	request.num_sge = NW_PARM(ctx, 2) > NWV_MAX_SGE ? NWV_MAX_SGE : NW_PARM(ctx, 2);
+	request.sg_list = NW_PARM(ctx, 3);
 	return add_bytes(ctx, request_bytes(&request));
 }
 
 /* void wr_set_inline_data(struct ibv_qp_ex *qp, void *addr, size_t length) */
 int on_wr_set_inline_data(struct pt_regs *ctx)
 {
-	return add_bytes(ctx, ctx->dx);
+	return add_bytes(ctx, NW_PARM(ctx, 3));
 }
 
 /* void wr_set_inline_data_list(struct ibv_qp_ex *qp, size_t num_buf, const struct ibv_data_buf *buf_list): {void *addr; size_t length;} */
@@ -115,9 +115,9 @@ int on_wr_set_inline_data_list(struct pt_regs *ctx)
 	u64 bytes = 0;
 
 	for (int i = 0; i < NWV_MAX_SGE; i++) {
-		if (i >= ctx->si)
+		if (i >= NW_PARM(ctx, 2))
 			break;
-		bytes += user_word(ctx->dx + i * 16 + 8);
+		bytes += user_word(NW_PARM(ctx, 3) + i * 16 + 8);
 	}
 	return add_bytes(ctx, bytes);
 }
@@ -127,7 +127,7 @@ int on_wr_abort(struct pt_regs *ctx)
 {
 	struct nwv_qp_key key = {};
 	struct nwv_thread *thread = this_thread();
-	struct nwv_qp *qp = account_of(ctx->di, &key, bpf_ktime_get_ns());
+	struct nwv_qp *qp = account_of(NW_PARM(ctx, 1), &key, bpf_ktime_get_ns());
 
 	if (thread) {
 		thread->posts++;
@@ -186,7 +186,7 @@ static inline int open_completion(struct pt_regs *ctx)
 	thread->polls++;
 	thread->extended_polls++;
 	close_completion(thread);
-	if ((u32)ctx->ax) {
+	if ((u32)NW_RESULT(ctx)) {
 		thread->polls_empty++;
 		return 0;
 	}
@@ -215,7 +215,7 @@ int on_ex_poll(struct pt_regs *ctx)
 	if (thread) {
 		thread->polls++;
 		thread->extended_polls++;
-		thread->cq = ctx->di;
+		thread->cq = NW_PARM(ctx, 1);
 		thread->armed = ARMED_EX_POLL;
 	}
 	return 0;
@@ -239,7 +239,7 @@ int on_read_qp_num_return(struct pt_regs *ctx)
 
 	key.context = user_word(thread->open_cq + CQ_CONTEXT);
 	key.pid = bpf_get_current_pid_tgid() >> 32;
-	key.qp_num = ctx->ax;
+	key.qp_num = NW_RESULT(ctx);
 	give(thread, &key, bpf_ktime_get_ns());
 	return 0;
 }

@@ -1,4 +1,4 @@
-"""Download one NCCL release from PyPI and keep its library and headers: ``fetch_nccl.py VERSION FOLDER``.
+"""Download one NCCL release from PyPI and keep its library and headers: ``fetch_nccl.py VERSION FOLDER [MACHINE]``.
 
 Wheels hold 150 to 350 MB; only ``libnccl.so.2`` and the headers are unpacked, and the wheel is deleted. Done
 atomically: FOLDER appears complete or not at all.
@@ -27,7 +27,7 @@ def wanted(name: str) -> PurePosixPath | None:
     return None
 
 
-def fetch(version: str, folder: Path) -> None:
+def fetch(version: str, folder: Path, machine: str = "") -> None:
     """Download and unpack; ``RuntimeError`` with what pip said when it cannot be had."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as work_name:
@@ -42,6 +42,8 @@ def fetch(version: str, folder: Path) -> None:
             "--no-deps",
             "--only-binary=:all:",
         ]
+        for tag in ("2014", "_2_17", "_2_18") if machine else ():
+            command += ["--platform", f"manylinux{tag}_{machine}"]
         result = subprocess.run([*command, "-d", str(work), f"{PACKAGE}=={version}"], capture_output=True, text=True, check=False)
         wheels = list(work.glob("*.whl"))
         if result.returncode or not wheels:
@@ -63,11 +65,11 @@ def fetch(version: str, folder: Path) -> None:
 
 
 def main() -> int:
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (3, 4):
         print(__doc__.splitlines()[0], file=sys.stderr)
         return 2
     try:
-        fetch(sys.argv[1], Path(sys.argv[2]))
+        fetch(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
     except (RuntimeError, OSError, zipfile.BadZipFile) as error:
         print(f"fetch_nccl: {error}", file=sys.stderr)
         return 1

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Make the manifest of NCCL layouts from the wheels on PyPI.
 
-For every release of the packages below from 2.18 on: download the wheel with pip, extract the layout of its libnccl, delete it.
-Writes src/ncclwatch/target/data/layouts.json.xz. Takes about 3 s a wheel plus the download (100-300 MB each).
+For every release of the packages below from 2.18 on, for x86-64 and aarch64: download the wheel with pip, extract the layout of
+its libnccl, delete it. Writes src/ncclwatch/target/data/layouts.json.xz. Takes about 3 s a wheel and the download (100-300 MB).
 
     scripts/make_layout_manifest.py                    # everything
+    scripts/make_layout_manifest.py --new              # only releases that the committed file does not have yet
     scripts/make_layout_manifest.py --keep DIR         # keep the libraries in DIR and use those that are there already
     scripts/make_layout_manifest.py --check --keep DIR # extract again and compare with the committed file
 """
@@ -18,11 +19,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from itertools import product
 from pathlib import Path
 
 from ncclwatch.target import dwarf, manifest
 from ncclwatch.target.elf import ElfFile
-from ncclwatch.target.layout import Layout
+from ncclwatch.target.machine import Machine
+from ncclwatch.target.manifest import Entry
 from ncclwatch.target.version import find_version
 
 PACKAGES = ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
@@ -32,9 +35,19 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 TARGET = Path(__file__).resolve().parents[1] / "src" / "ncclwatch" / "target" / "data" / manifest.FILE_NAME
 
 
-def releases(package: str) -> list[str]:
+def platforms(machine: Machine) -> list[str]:
+    """pip's options for wheels of an architecture, whatever this machine's is."""
+    tags = (f"manylinux{tag}_{machine}" for tag in ("2014", "_2_17", "_2_18", "_2_28"))
+    return ["--only-binary=:all:", *(option for tag in tags for option in ("--platform", tag))]
+
+
+def releases(package: str, machine: Machine) -> list[str]:
     """The package's versions from 2.18 on, oldest first."""
-    output = subprocess.run([*PIP, "index", "versions", package], check=True, capture_output=True, text=True).stdout
+    command = [*PIP, "index", "versions", *platforms(machine), package]
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    if result.returncode and "No matching distribution" in result.stderr:
+        return []  # no wheel for this architecture
+    output = result.stdout
     found = re.search(r"Available versions: (.*)", output)
     if not found:
         raise SystemExit(f"pip lists no versions of {package}")
@@ -46,9 +59,9 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
-def fetch(package: str, version: str, folder: Path) -> Path:
+def fetch(package: str, version: str, machine: Machine, folder: Path) -> Path:
     """The libnccl of one wheel in ``folder``; downloaded unless it is there."""
-    library = folder / f"{package}-{version}" / "libnccl.so.2"
+    library = folder / f"{package}-{version}-{machine}" / "libnccl.so.2"
     if library.exists():
         return library
     with tempfile.TemporaryDirectory(dir=folder) as wheels:
@@ -57,7 +70,7 @@ def fetch(package: str, version: str, folder: Path) -> Path:
             "--quiet",
             "--no-deps",
             "--no-cache-dir",
-            "--only-binary=:all:",
+            *platforms(machine),
             "--dest",
             wheels,
             f"{package}=={version}",
@@ -75,33 +88,42 @@ def fetch(package: str, version: str, folder: Path) -> Path:
     return library
 
 
-def layout_of(library: Path) -> tuple[Layout, str]:
-    """(layout, CUDA version) of a libnccl."""
+def entry_of(library: Path, package: str, machine: Machine) -> Entry:
+    """What the libnccl of a wheel says."""
     with ElfFile.open(library) as elf:
         version = find_version(elf)
         if version is None:
             raise SystemExit(f"{library}: no NCCL version in it")
-        return dwarf.extract(elf, version.number), version.cuda
+        if elf.architecture is not machine:
+            raise SystemExit(f"{library}: not for {machine}")
+        return Entry(dwarf.extract(elf, version.number), version.cuda, package, machine)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--keep", type=Path, help="folder to keep the libraries in (about 15 GB)")
     parser.add_argument("--check", action="store_true", help="compare with the committed file instead of writing it")
+    parser.add_argument("--new", action="store_true", help="take from the committed file what it has, and add the rest")
     options = parser.parse_args()
-    entries: list[tuple[Layout, str, str]] = []
+    entries = list(manifest.load().entries()) if options.new else []
+    there = {(entry.package, entry.machine) for entry in entries}
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        for package in PACKAGES:
-            for version in releases(package):
-                library = fetch(package, version, folder)
-                layout, cuda = layout_of(library)
-                entries.append((layout, cuda, f"{package}=={version}"))
-                print(f"{package}=={version}: {len(layout.structs)} structures, {len(layout.symbols)} symbols", flush=True)
+        for machine, package in product(Machine, PACKAGES):
+            for version in releases(package, machine):
+                name = f"{package}=={version}"
+                if (name, machine) in there:
+                    continue
+                library = fetch(package, version, machine, folder)
+                entries.append(entry_of(library, name, machine))
+                layout = entries[-1].layout
+                print(f"{name} {machine}: {len(layout.structs)} structures, {len(layout.symbols)} symbols", flush=True)
                 if not options.keep:
                     library.unlink()
-    data = manifest.build_manifest(entries)
+    data = manifest.build_manifest(
+        sorted(entries, key=lambda entry: (entry.machine, entry.package.split("==")[0], numbers(entry.package.split("==")[1])))
+    )
     packed = manifest.compress(data)
     if options.check:
         same = TARGET.read_bytes() == packed

@@ -26,8 +26,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.collect.ledger import Ledger
 from ncclwatch.engine.diagnose import diagnose
-from ncclwatch.engine.ledger import Ledger
 from ncclwatch.messaging.reader import BatchReader
 from ncclwatch.messaging.writer import BatchWriter
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind

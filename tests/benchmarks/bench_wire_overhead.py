@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from ncclwatch.probes.sites import CostClass
+from ncclwatch.probes.instructions import CostClass
 from ncclwatch.wire.bursts import Bursts
 from ncclwatch.wire.governor import DEFAULT_BUDGET, Governor
 from ncclwatch.wire.kernel import WireKernel

@@ -30,11 +30,11 @@ from benchmarks.soak import HEADER, RECORDINGS, Replayed, Series, rss_mib
 from ncclwatch.collect.batch import Change, NodeBatch, ProcessChange
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.session import DiagnosisSession
-from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.messaging.agent import KEY_EVERY, Agent
 from ncclwatch.messaging.reader import BatchReader
 from ncclwatch.messaging.values import Shared
 from ncclwatch.messaging.writer import BatchWriter, ledger_calls
+from ncclwatch.slow_modes import SlowRule
 from testbed.sidecar import Daemon, free_port
 
 SECOND = 10**9

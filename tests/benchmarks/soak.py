@@ -35,11 +35,11 @@ import numpy as np
 from benchmarks.leftovers import Leftovers, bpf_objects, descriptors, held_objects, own_temporary_folder, temporary_files
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.session import DiagnosisSession
-from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.messaging import packing
 from ncclwatch.messaging.body import Body
 from ncclwatch.messaging.reader import BatchReader
 from ncclwatch.messaging.records import NO_INT, NO_WORD
+from ncclwatch.slow_modes import SlowRule
 from ncclwatch.store.container import Container, Kind
 from testbed.job import Job, Transport
 from testbed.sidecar import Daemon, free_port, verdicts

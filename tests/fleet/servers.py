@@ -91,3 +91,45 @@ def running(folder: Path, config: str = "", scheme: str = "nats") -> Iterator[Na
         yield server
     finally:
         server.kill()
+
+
+def certificate(folder: Path) -> None:
+    """``ca.pem``, ``server.pem`` and ``server.key`` for 127.0.0.1, as docs/bus.md has them made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for line in (
+        "req -x509 -newkey ed25519 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=ca",
+        "req -newkey ed25519 -nodes -keyout server.key -out server.csr -subj /CN=nats",
+        "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out server.pem",
+    ):
+        (folder / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+        subprocess.run(["openssl", *line.split()], cwd=folder, check=True, capture_output=True)
+
+
+PACKAGED = Path(__file__).parents[2] / "packaging" / "nats" / "nats-server.conf"
+
+
+class PackagedServer(NatsServer):
+    """The server that ``packaging/nats`` describes, with TLS, and tenants in ``folder/tenants``; only its places are ours."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, scheme="tls")
+        certificate(folder / "tls")
+        text = PACKAGED.read_text()
+        for before, now in (
+            ('"0.0.0.0:4222"', f'"127.0.0.1:{self.port}"'),
+            ("/etc/ncclwatch/nats/", f"{folder / 'tls'}/"),
+            ("/var/lib/ncclwatch/nats", str(folder / "store")),
+            ('http: "127.0.0.1:8222"', ""),
+            ('include "tenants.conf"', 'include "tenants/tenants.conf"'),
+            # The disk of a machine for tests may be smaller than what tenants may take together.
+            ("max_file_store: 64GB", "max_file_store: 16GB"),
+        ):
+            assert before in text, before
+            text = text.replace(before, now)
+        self.config.write_text(text)
+
+    def keys(self, tenant: str) -> Path:
+        """The folder of a tenant's keys, as agents and engines are given it."""
+        home = self.folder / "tenants" / tenant
+        shutil.copy(self.folder / "tls" / "ca.pem", home / "ca.pem")
+        return home

@@ -38,7 +38,7 @@ class Ncclwatch:
     """
 
     name = "ncclwatch"
-    note = "this project: state and calls planes"
+    note = "this project: state and calls planes, sockets where hosts list them"
     not_yet: frozenset[ScoreClass] = frozenset()
 
     def __init__(self, observer: Observer | None = None, every: int = 1) -> None:
@@ -52,6 +52,8 @@ class Ncclwatch:
         """Records of calls that were given, by host."""
         self._told: dict[str, int] = defaultdict(int)
         """Lost ones that were told of."""
+        self._heard = 0
+        """Words of hosts on their network that were given."""
         self._latest = -1
         """Time of the newest sample that was given."""
         self._standing: list[Verdict] = []
@@ -80,6 +82,13 @@ class Ncclwatch:
                     known = max(-(-records.lost.get(host, 0) * upto // len(events)), self._told[host])
                     self._live.add_calls(events[self._done[host] : upto], known - self._told[host])
                     self._told[host], self._done[host] = known, upto
+            network = self._live.known.network
+            for host, time_ns, wall_ns, look in records.network[self._heard :]:
+                if time_ns > latest:
+                    break
+                network.feed(host, look, wall_ns)
+                self._heard += 1
+            self._live.slow.delays, self._live.slow.network = network.delays(), network
             yield latest / 1e9, self._live.update(round_)
 
 

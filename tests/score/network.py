@@ -30,12 +30,12 @@ from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.collect.ordering import OrderDesk
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.session import DiagnosisSession
-from ncclwatch.engine.slow.modes import SlowMode, SlowRule
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.simulate.layout import groups
 from ncclwatch.simulate.scenario import Expectation, Fault, FaultKind, Layout, Network, Scenario, ScoreClass, Workload
 from ncclwatch.simulate.testbed import plan
+from ncclwatch.slow_modes import SlowMode, SlowRule
 from ncclwatch.store.replay import Recordings
 from ncclwatch.wire.governor import DEFAULT_BUDGET
 from score.diagnosers import HANG_CLASSES

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ncclwatch.engine.topology.model import Phase, Role, Stage, Topology
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.model.events import Function, Kind
+from ncclwatch.model.topology import Phase, Role, Stage, Topology
 from ncclwatch.simulate.layout import groups, stage_of
 from ncclwatch.simulate.observe import Cast
 from ncclwatch.simulate.records import Observer, call_events

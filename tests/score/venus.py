@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from ncclwatch.engine.slow.critical_path import BETA, MEGATRACE_GATE, Anomaly, IterationAnalysis, PathResult
-from ncclwatch.engine.topology.model import Learned, Phase
 from ncclwatch.engine.topology.namer import StageNamer
+from ncclwatch.model.topology import Learned, Phase
 from ncclwatch.simulate.layout import groups
 from ncclwatch.simulate.observe import Cast
 from ncclwatch.simulate.records import call_events

@@ -33,10 +33,11 @@ ROOT = HERE.parent.parent
 VERSIONS = ("2.21.5", "2.27.5", "2.32.3")
 """Releases the tests cover; 2.19.3 runs too, for reading communicators that have no magics."""
 
-Transport = Literal["socket", "shm", "mixed", "ib"]
+Transport = Literal["socket", "shm", "p2p", "mixed", "ib"]
 WaitFor = Literal["running", "ready", "nothing"]
 
 _PR_SET_PDEATHSIG = 1
+_MEMFD_SECRET = 447
 _LINE = re.compile(rb"^testjob rank \d+ (.*)$", re.MULTILINE)
 _TAIL_BYTES = 4096
 
@@ -60,6 +61,14 @@ def available(version: str) -> bool:
     return (cache_folder() / version / "lib" / "libnccl.so.2").exists()
 
 
+def has_secret_memory() -> bool:
+    """Whether this kernel has memory that nobody outside a process can read, in which transport "p2p" keeps what GPUs share."""
+    fd = int(ctypes.CDLL(None).syscall(_MEMFD_SECRET, 0))
+    if fd >= 0:
+        os.close(fd)
+    return fd >= 0
+
+
 def library(version: str) -> Path:
     """The libnccl that jobs of this version map."""
     return cache_folder().resolve() / version / "lib" / "libnccl.so.2"
@@ -70,8 +79,10 @@ def build(version: str) -> Path:
     if not available(version):
         raise JobError(f"NCCL {version} is not in {cache_folder()}; run `make nccl`, or set NCCL_CACHE")
     folder = build_folder()
-    folder.mkdir(parents=True, exist_ok=True)
     program = folder / version / "ncclwatch-testjob"
+    if shutil.which("make") is None and program.exists():
+        return program  # built elsewhere, for a guest that has no compiler
+    folder.mkdir(parents=True, exist_ok=True)
     command = ["make", "-s", "-C", str(HERE), f"NCCL_CACHE={cache_folder().resolve()}", f"BUILD={folder.resolve()}"]
     command += [f"VERSIONS={version}", f"PYTHON={sys.executable}"]
     with (folder / ".lock").open("w") as lock:  # tests may run side by side
@@ -86,8 +97,8 @@ class Job:
     """A running job, one process per rank; a context manager that always ends its processes.
 
     `hosts` gives the number of ranks on each made-up host: within a host NCCL uses shared memory, between hosts the network.
-    Without it, `transport` decides: "socket" puts every rank on its own host, "shm" all on one, "mixed" all but the last on one;
-    "ib" is "socket" with NCCL's InfiniBand transport allowed.
+    Without it, `transport` decides: "socket" puts every rank on its own host, "shm" all on one, "p2p" too, with direct access
+    between their GPUs, "mixed" all but the last on one; "ib" is "socket" with NCCL's InfiniBand transport allowed.
     `iterations` None runs until stopped. `extra` are further options of the program (program/options.h). `env` adds to or, with
     None as a value, removes from the environment of all ranks. `wrap` is a command each rank runs under. `enter` gives the
     command (nsenter and its options) that starts the ranks of one host in namespaces of their own (netns.py).
@@ -322,6 +333,8 @@ class Job:
         }
         if self._transport != "ib":
             env["NCCL_NET"] = "Socket"
+        if self._transport == "p2p":
+            env |= {"TESTBED_P2P": "1", "NCCL_P2P_LEVEL": "SYS"}  # the made-up GPUs hang at no common switch
         for name, value in self._env.items():
             if value is None:
                 env.pop(name, None)
@@ -369,7 +382,7 @@ def _hosts(ranks: int, transport: Transport, hosts: Sequence[int] | None) -> tup
         if sum(hosts) != ranks or min(hosts) < 1:
             raise JobError(f"hosts {tuple(hosts)} do not add up to {ranks} ranks")
         return tuple(hosts)
-    if transport == "shm":
+    if transport in ("shm", "p2p"):
         return (ranks,)
     if transport == "mixed" and ranks > 1:
         return (ranks - 1, 1)
@@ -434,7 +447,7 @@ def main() -> int:
     parser.add_argument("--nccl", default="2.27.5", help="release of NCCL")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--shape", default="allreduce")
-    parser.add_argument("--transport", choices=("socket", "shm", "mixed", "ib"), default="socket")
+    parser.add_argument("--transport", choices=("socket", "shm", "p2p", "mixed", "ib"), default="socket")
     parser.add_argument("--hosts", help="ranks per host, for example 3,1")
     parser.add_argument("--count", type=int, default=65536, help="elements per operation")
     parser.add_argument("--iterations", type=int)

@@ -91,6 +91,7 @@ def test_each_fault_shows_in_the_training_job_and_no_slow_network_is_called_a_ha
 
 CUTS = {
     "one-rank-each": ("allreduce", (1, 1, 1), "nic"),
+    "replays": ("graph", (1, 1, 1), "nic"),
     "two-on-one": ("allreduce", (2, 1, 1), "cable"),
     "two-and-two": ("allreduce", (2, 2), "cable"),
     # Small messages of many communicators: what was sent is out of NCCL's sight before it has arrived.
@@ -100,7 +101,9 @@ CUT = 1
 """The host that is cut off."""
 
 
-@pytest.mark.parametrize("layout", [pytest.param(name, marks=[pytest.mark.long] * name.startswith("two-")) for name in CUTS])
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=[pytest.mark.long] * name.startswith(("two-", "replays"))) for name in CUTS]
+)
 def test_a_link_that_goes_down_hangs_the_job_and_is_named(layout: str) -> None:
     """Only links with an end on the host that is cut off are named; when it is back, the verdict closes."""
     shape, hosts, where = CUTS[layout]

@@ -28,13 +28,6 @@ def test_pat_is_named(version: str, shape: str) -> None:
             assert "with algorithm PAT and protocol Simple" in job.log(rank), job.logs()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_graph_capture_is_refused(version: str) -> None:
-    with Job(version, 1, "graph", iterations=1, wait_for="nothing") as job:
-        assert job.wait(60) == [0], job.logs()
-        assert "not supported by the CPU testbed: CUDA graphs" in job.log(0)
-
-
 def test_the_library_of_another_release_is_refused() -> None:
     env = {"LD_LIBRARY_PATH": str(library("2.32.3").parent)}
     with Job("2.27.5", 1, iterations=1, env=env, wait_for="nothing") as job:

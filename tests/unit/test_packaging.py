@@ -5,6 +5,11 @@ from __future__ import annotations
 import configparser
 import re
 import subprocess
+import tomllib
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +17,8 @@ import jsonschema
 import pytest
 import typer.main
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from ncclwatch.cli import main
 from ncclwatch.messaging.privileges import CAPABILITIES
@@ -89,6 +96,8 @@ POD = closed(
     "containers",
 )
 TEMPLATE = closed({"metadata": {"type": "object"}, "spec": POD}, "metadata", "spec")
+NOT_LOADED = {"absl-py", "immutabledict", "pandas"}
+"""OR-tools names them; its solver, which is all that is used of it, loads none of them."""
 SELECTOR = closed({"matchLabels": LABELS}, "matchLabels")
 SPECS = {
     ("v1", "Namespace"): None,
@@ -156,6 +165,25 @@ def test_containers_run_commands_there_are_with_what_they_need(name: str, pod: d
         assert not added
 
 
+MEASURED = {"agent": (0.046, 121), "engine": (0.61, 274)}
+"""Share of a core and MiB by command: an agent of 8 ranks, an engine of 4,096 (docs/sidecar.md)."""
+
+
+@pytest.mark.parametrize(("name", "pod", "container"), ncclwatch_containers())
+def test_requests_follow_what_was_measured(name: str, pod: dict[str, Any], container: dict[str, Any]) -> None:
+    cores, mebibytes = MEASURED[container["args"][0]]
+    requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+    cpu = float(requests["cpu"].removesuffix("m")) / (1000 if requests["cpu"].endswith("m") else 1)
+    assert cores <= cpu <= 2 * cores
+    assert mebibytes <= size_of(requests["memory"]) <= 2 * mebibytes < size_of(limits["memory"])
+    assert "cpu" not in limits, "who waits for a quota is late with what it has to say"
+
+
+def size_of(text: str) -> int:
+    """MiB."""
+    return int(text[:-2]) * {"Mi": 1, "Gi": 1024}[text[-2:]]
+
+
 def test_selectors_select_what_their_templates_make() -> None:
     labels: list[dict[str, str]] = []
     for _, data in documents():
@@ -195,8 +223,37 @@ def test_slurm_scripts_are_shell_and_never_fail_a_job(file: Path) -> None:
 
 def test_the_image_holds_what_the_package_needs() -> None:
     text = (PACKAGING / "Dockerfile").read_text()
-    for source in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE):
-        for word in source.split():
-            assert (ROOT / word).exists(), word
+    copied = [word for source in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE) for word in source.split()]
+    for word in copied:
+        assert (ROOT / word).exists(), word
+    assert set(project()["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]) <= set(copied)
     wanted = {"python3", "python3-venv", "python3-bpfcc"}
     assert wanted <= set(re.findall(r"[a-z0-9-]+", text))
+
+
+def test_the_image_holds_what_runs_and_nothing_else() -> None:
+    [cut] = re.findall(r"(sed '\S+ \S+' requirements\.txt)", (PACKAGING / "Dockerfile").read_text())
+    kept = subprocess.run(cut, shell=True, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout  # noqa: S602
+    installed = {canonicalize_name(line.partition("==")[0]) for line in kept.splitlines() if "==" in line}
+    needed = closure([*project()["project"]["dependencies"], *chain(*project()["project"]["optional-dependencies"].values())])
+    assert installed == needed - NOT_LOADED
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def closure(texts: Iterable[str]) -> set[str]:
+    """Names of what is needed, and of what that needs in turn, as the packages themselves say."""
+    found: set[tuple[str, str]] = set()
+    waiting = [(Requirement(text), "") for text in texts]
+    while waiting:
+        requirement, extra = waiting.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        for wanted in ("", *requirement.extras):
+            if (key := (canonicalize_name(requirement.name), wanted)) not in found:
+                found.add(key)
+                with suppress(metadata.PackageNotFoundError):
+                    waiting += [(Requirement(text), wanted) for text in metadata.requires(requirement.name) or ()]
+    return {name for name, _ in found}

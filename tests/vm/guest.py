@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vm.errors import GuestError, GuestUnavailableError
-from vm.initramfs import SHARE, Kernel, build, find_kernel
+from vm.initramfs import BOOT_MODULES, GUEST_MODULES, SHARE, Kernel, build, find_kernel
 
 GUEST_VARIABLE = "NCCLWATCH_GUEST"
 """Set inside the guest, to the path of the share."""
@@ -37,9 +37,7 @@ FULL_VARIABLE = "NCCLWATCH_VM_FULL"
 CPU = "max,avx2=off"
 """All the emulator has but AVX2: with QEMU 7.2's, numpy sorts wrong (``argsort`` of a few small integers, one time in three)."""
 
-KERNEL_OPTIONS = (
-    "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off random.trust_cpu=on softlockup_panic=1 watchdog_thresh=20"
-)
+KERNEL_OPTIONS = "quiet panic=-1 no_timer_check mitigations=off random.trust_cpu=on softlockup_panic=1 watchdog_thresh=20"
 """A processor that spins in the kernel for twice the watchdog's seconds (SoftRoCE's may, when a port goes down) ends the guest,
 with the place on its console; otherwise every test after it would wait for its own end."""
 
@@ -47,6 +45,22 @@ _STATUS = "status"
 _CONSOLE_TAIL = 80
 _KERNEL_PLACE = re.compile(r"RIP: 0010:(\S.*)")
 _ALARM = re.compile(r"\] (watchdog: BUG|BUG|Kernel panic|Out of memory)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """Whose root a guest runs on, and what emulates it: this host's own, or one of another architecture in a folder.
+
+    ``folders`` of the host are seen read-only at the same places.
+    """
+
+    emulator: str = "qemu-system-x86_64"
+    package: str = "qemu-system-x86"
+    options: tuple[str, ...] = ("-cpu", CPU)
+    console: str = "ttyS0"
+    root: Path = Path("/")
+    folders: tuple[Path, ...] = ()
+    modules: tuple[str, ...] = BOOT_MODULES + GUEST_MODULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +85,11 @@ class Guest:
         cwd: Path | None = None,
         environment: Mapping[str, str] | None = None,
         machine: Machine | None = None,
+        system: System | None = None,
         on_line: Callable[[str], None] | None = None,
     ) -> None:
-        self._kernel, self._qemu, busybox = find_parts()
+        self._system = system or System()
+        self._kernel, self._qemu, busybox = find_parts(self._system)
         self._machine = machine or Machine()
         self._on_line = on_line
         self._folder = Path(tempfile.mkdtemp(prefix="ncclwatch-guest-"))
@@ -82,7 +98,7 @@ class Guest:
         self.console: list[str] = []
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
-        (self._folder / "initramfs").write_bytes(build(self._kernel, busybox))
+        (self._folder / "initramfs").write_bytes(build(self._kernel, busybox, self._system.folders))
         (self.share / "start").write_text(_start_script(command, cwd or Path.cwd(), environment or {}))
 
     def __enter__(self) -> Guest:
@@ -160,32 +176,42 @@ class Guest:
                     self._on_line(text)
 
     def _qemu_command(self) -> list[str]:
-        shares = [("root", "/", ",readonly=on"), ("share", str(self.share), "")]
+        shares = [("root", str(self._system.root), ",readonly=on"), ("share", str(self.share), "")]
+        shares += [(f"folder{n}", str(folder), ",readonly=on") for n, folder in enumerate(self._system.folders)]
         filesystems = [
             f"local,path={path},mount_tag={tag},security_model=none,multidevs=remap{extra}" for tag, path, extra in shares
         ]
         return [
             str(self._qemu),
-            *("-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", str(self._machine.cpus), "-m", str(self._machine.memory)),
+            *(
+                "-accel",
+                "tcg,thread=multi",
+                *self._system.options,
+                "-smp",
+                str(self._machine.cpus),
+                "-m",
+                str(self._machine.memory),
+            ),
             *("-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"),
             *("-kernel", str(self._kernel.image), "-initrd", str(self._folder / "initramfs")),
             *(word for filesystem in filesystems for word in ("-virtfs", filesystem)),
-            *("-append", KERNEL_OPTIONS),
+            *("-append", f"console={self._system.console} {KERNEL_OPTIONS}"),
         ]
 
 
-def find_parts() -> tuple[Kernel, Path, Path]:
-    """Kernel, emulator and busybox of this machine.
+def find_parts(system: System) -> tuple[Kernel, Path, Path]:
+    """Kernel, emulator and busybox of a system.
 
     Raises GuestUnavailableError naming the Debian package that is missing.
     """
-    qemu = shutil.which("qemu-system-x86_64")
+    qemu = shutil.which(system.emulator)
     if qemu is None:
-        raise GuestUnavailableError("no qemu-system-x86_64", "qemu-system-x86")
-    busybox = shutil.which("busybox")
+        raise GuestUnavailableError(f"no {system.emulator}", system.package)
+    busybox = shutil.which("busybox", path=os.pathsep.join(str(system.root / folder) for folder in ("bin", "usr/bin")))
     if busybox is None:
         raise GuestUnavailableError("no busybox", "busybox-static")
-    return find_kernel(), Path(qemu), Path(busybox)
+    kernel = find_kernel(system.root / "boot", system.root / "lib/modules", system.modules)
+    return kernel, Path(qemu), Path(busybox)
 
 
 def run(
@@ -195,10 +221,11 @@ def run(
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
     machine: Machine | None = None,
+    system: System | None = None,
     on_line: Callable[[str], None] | None = None,
 ) -> int:
     """Boot a guest, run ``command`` in it and return its exit status (see Guest)."""
-    with Guest(command, cwd=cwd, environment=environment, machine=machine, on_line=on_line) as guest:
+    with Guest(command, cwd=cwd, environment=environment, machine=machine, system=system, on_line=on_line) as guest:
         return guest.wait(timeout)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import stat
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,10 @@ mount -t proc none proc; mount -t sysfs none sys; mount -t devtmpfs none dev
 mkdir -p dev/shm dev/pts
 mount -t tmpfs none dev/shm; mount -t devpts none dev/pts; mount -t tmpfs none run
 mkdir .{SHARE}
+while read tag folder; do
+  mkdir -p ./$folder
+  mount -t 9p -o trans=virtio,version=9p2000.L,msize=1048576,cache=loose,ro $tag ./$folder || die "cannot mount $folder"
+done </folders
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=none share .{SHARE} || die "cannot mount the share"
 mount -t tracefs none sys/kernel/tracing; mount -t debugfs none sys/kernel/debug
 cd /
@@ -57,19 +62,17 @@ class Kernel:
         return table
 
 
-def find_kernel(boot: Path = Path("/boot"), modules: Path = Path("/lib/modules")) -> Kernel:
-    """The newest installed kernel that has every module the guest needs.
+def find_kernel(boot: Path, modules: Path, needed: Collection[str]) -> Kernel:
+    """The newest installed kernel that has every module that is needed.
 
     Raises GuestUnavailableError when there is none.
     """
     for image in sorted(boot.glob("vmlinuz-*"), key=_version_key, reverse=True):
         version = image.name.removeprefix("vmlinuz-")
         kernel = Kernel(version, image, modules / version)
-        if (kernel.modules / "modules.dep").exists() and set(BOOT_MODULES + GUEST_MODULES) <= kernel.dependencies().keys():
+        if (kernel.modules / "modules.dep").exists() and set(needed) <= kernel.dependencies().keys():
             return kernel
-    raise GuestUnavailableError(
-        f"no kernel in {boot} with modules {', '.join(BOOT_MODULES + GUEST_MODULES)}", "linux-image-amd64"
-    )
+    raise GuestUnavailableError(f"no kernel in {boot} with modules {', '.join(needed)}", "linux-image-amd64")
 
 
 def _version_key(path: Path) -> tuple[int, ...]:
@@ -94,8 +97,8 @@ def load_order(kernel: Kernel) -> list[str]:
     return order
 
 
-def build(kernel: Kernel, busybox: Path) -> bytes:
-    """The archive the kernel unpacks into its first root (cpio, format "newc", not compressed)."""
+def build(kernel: Kernel, busybox: Path, folders: Sequence[Path] = ()) -> bytes:
+    """The archive the kernel unpacks into its first root (cpio, format "newc", not compressed); it mounts ``folders`` as well."""
     archive = _Archive()
     for folder in ("bin", "proc", "sys", "dev", "modules"):
         archive.add(folder, stat.S_IFDIR | 0o755)
@@ -104,6 +107,8 @@ def build(kernel: Kernel, busybox: Path) -> bytes:
     for path in order:
         archive.add(f"modules/{_plain_name(path)}", stat.S_IFREG | 0o644, _module_bytes(kernel.modules / path))
     archive.add("modules.order", stat.S_IFREG | 0o644, "\n".join(map(_plain_name, order)).encode())
+    listed = "".join(f"folder{n} {folder}\n" for n, folder in enumerate(folders))
+    archive.add("folders", stat.S_IFREG | 0o644, listed.encode())
     archive.add("init", stat.S_IFREG | 0o755, INIT.encode())
     return archive.finish()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ncclwatch.model.network import FlowState
-from ncclwatch.probes.sites import CostClass
+from ncclwatch.probes.instructions import CostClass
 from ncclwatch.wire.bursts import Bursts
 from ncclwatch.wire.governor import Governor, Mode
 from ncclwatch.wire.kernel import WireKernel

@@ -35,7 +35,10 @@ from ncclwatch.errors import UsageError
 
 
 def agent(
-    engine: Annotated[str, typer.Option("--engine", "-e", metavar="ADDRESS", help="The engine: tcp://HOST:PORT.")],
+    engine: Annotated[
+        str,
+        typer.Option("--engine", "-e", metavar="ADDRESS", help="The engine: tcp://HOST:PORT, or a NATS server: tls://HOST:PORT."),
+    ],
     pid: PidOption = None,
     every: AllOption = False,
     match: Annotated[

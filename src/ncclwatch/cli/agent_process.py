@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 OPTIONS_VARIABLE = "NCCLWATCH_AGENT_OPTIONS"
 SUMMARY_EVERY_S = 60.0
+BUS = "nats://", "tls://"
+"""How the address of a NATS server begins (``messaging.bus_keys.SCHEMES``, which an agent of an engine need not load)."""
 COLLECT = 10_000, 10, 10
 """Python's thresholds of garbage collection: a look makes some thousands of records, which are no garbage yet."""
 
@@ -76,23 +79,18 @@ def main() -> None:
 
 def run(chosen: AgentOptions) -> None:
     """Watch and send until the end."""
-    _do_without_openssl()
+    bus = chosen.engine.startswith(BUS)
+    if not bus:
+        _do_without_openssl()
     from ncclwatch.collect.node import NodeCollector
     from ncclwatch.collect.ordering import OrderDesk
-    from ncclwatch.messaging import protocol
-    from ncclwatch.messaging.agent import Agent
-    from ncclwatch.messaging.keys import client_keys
     from ncclwatch.messaging.privileges import drop_privileges
     from ncclwatch.target.discover import find_processes
 
     HASTE.active = chosen.hurries
-    address = protocol.endpoint(chosen.engine)
-    keys, spool = (None if path is None else Path(path) for path in (chosen.keys, chosen.spool))
+    spool = None if chosen.spool is None else Path(chosen.spool)
     stop = stop_on_signals()
-    sender = Agent(
-        address, keys=client_keys(address, keys, "agent"), token=chosen.job or "", host=socket.gethostname(),
-        spool_folder=spool, spool_bytes=chosen.spool_mb << 20, spool_age_s=chosen.spool_age,
-    )  # fmt: skip
+    address, sender = _sender(chosen, spool, bus=bus)
     choose, how = _matching(chosen.match) if chosen.match else None, wire_mode(chosen.wire)
     collector = NodeCollector(
         every=not chosen.pids, interval_s=chosen.interval, stop=stop, choose=choose, common_ns=sender.engine_time_ns, wire=how,
@@ -117,6 +115,27 @@ def run(chosen: AgentOptions) -> None:
     finally:
         sender.close()
         collector.close()
+
+
+def _sender(chosen: AgentOptions, spool: Path | None, *, bus: bool) -> tuple[str, Agent]:
+    """Where batches go, and what brings them there."""
+    from ncclwatch.messaging.agent import Agent
+
+    keys = None if chosen.keys is None else Path(chosen.keys)
+    agent = partial(
+        Agent, token=chosen.job or "", host=socket.gethostname(),
+        spool_folder=spool, spool_bytes=chosen.spool_mb << 20, spool_age_s=chosen.spool_age,
+    )  # fmt: skip
+    if bus:
+        from ncclwatch.messaging.transports import bus_link
+
+        link, key_every = bus_link(chosen.engine, keys)
+        return chosen.engine, agent(chosen.engine, link=link, key_every=key_every)
+    from ncclwatch.messaging import protocol
+    from ncclwatch.messaging.keys import client_keys
+
+    address = protocol.endpoint(chosen.engine)
+    return address, agent(address, keys=client_keys(address, keys, "agent"))
 
 
 def _do_without_openssl() -> None:

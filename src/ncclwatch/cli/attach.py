@@ -11,6 +11,7 @@ import typer
 from ncclwatch.cli import options
 from ncclwatch.cli.asking import AskFileOption, Bell
 from ncclwatch.cli.haste import HASTE, tell, told
+from ncclwatch.cli.history_keeper import HistoryOption, keeping
 from ncclwatch.cli.hooks import (
     HOOK_COOLDOWN_S,
     HOOK_FLOOR,
@@ -48,6 +49,7 @@ from ncclwatch.cli.options import (
     WireOption,
     slow_rule,
 )
+from ncclwatch.cli.otlp import OtlpOption, exporting
 from ncclwatch.cli.showing import show, surface_of
 from ncclwatch.cli.surfaces import serving
 from ncclwatch.cli.wire_option import PROBE_PATHS, path_probes, wire_mode
@@ -79,7 +81,7 @@ def attach(
     hang_after: HangAfterOption = HANG_FLOOR_S, fixed: FixedOption = False,
     sample: SampleOption = None,
     ask_file: AskFileOption = None,
-    metrics: MetricsOption = None, paths: PathsFilesOption = None,
+    metrics: MetricsOption = None, otlp: OtlpOption = None, paths: PathsFilesOption = None, history: HistoryOption = None,
     on_verdict: OnVerdictOption = None, hook_floor: HookFloorOption = HOOK_FLOOR, hook_log: HookLogOption = None,
     hook_cooldown: HookCooldownOption = HOOK_COOLDOWN_S, hook_dry_run: HookDryRunOption = False,
     slow_mode: SlowModeOption = "ncclwatch", t_base: TBaseOption = None, theta: ThetaOption = 3.0,
@@ -115,10 +117,10 @@ def attach(
         widest_s=0.0 if surface is None else calm_interval, stacks=stacks,
     )  # fmt: skip
     session.taps.append(_until_judged())
-    with closing(session), serving(metrics) as also:
+    with closing(session), serving(metrics) as also, exporting(otlp) as exports:
         session.start(options.choose_pids(named, every), calls=probes)
-        with hooked(hook) as hooks:
-            show(session, surface, duration, [*also, *hooks], paths or ())
+        with hooked(hook) as hooks, keeping(history, "attach", session) as kept:
+            show(session, surface, duration, [*also, *kept, *exports, *hooks], paths or ())
     return ExitStatus.VERDICT if exit_code and verdict_stands(session.verdict) else ExitStatus.OK
 
 

@@ -34,7 +34,7 @@ from ncclwatch.model.verdict import Verdict, VerdictClass
 if TYPE_CHECKING:
     from ncclwatch.collect.counting import WorkCount
     from ncclwatch.engine.network import NetworkMemory
-    from ncclwatch.engine.slow.modes import SlowRule
+    from ncclwatch.slow_modes import SlowRule
 
 # What the operating system or NCCL states outright needs no further waiting, and two samples near to each other are enough.
 _EARLY_S = 0.2

@@ -29,10 +29,16 @@ class EngineLog:
         self._before = (0, 0, time.monotonic())
         self._behind: set[str] = set()
 
-    def listening(self, service: EngineService, *, secured: bool, known: int) -> None:
-        """It listens."""
+    def listening(self, service: EngineService, *, secured: bool, known: int, bus: bool = False) -> None:
+        """It listens, or with ``bus`` reads the stream of a NATS server."""
+        address = service.hub.address
+        if bus:
+            self._say(
+                "listening", f"hearing agents through NATS server {address}", address=address, secured=address.startswith("tls")
+            )
+            return
         how = f"CURVE, {known} known key{'s' if known != 1 else ''}" if secured else "no keys: loopback only"
-        self._say("listening", f"listening at {service.hub.address} ({how})", address=service.hub.address, secured=secured)
+        self._say("listening", f"listening at {address} ({how})", address=address, secured=secured)
 
     def update(self, job: Job, update: Update) -> None:
         """What one update of a job brought."""
@@ -91,6 +97,7 @@ class EngineLog:
             text = (
                 f"{service.hub.npeers} peers, {(counts.batches - batches) / seconds:.0f} batches/s, "
                 f"{size((counts.nbytes - nbytes) / seconds)}/s; refused so far: {refused} peers, {counts.bad} messages"
+                f"{f', {counts.flooded} of a flood' if counts.flooded else ''}"
             )
             self._say(
                 "traffic",
@@ -101,6 +108,8 @@ class EngineLog:
                 bad=counts.bad,
                 refused=refused,
                 duplicates=counts.duplicates,
+                flooded=counts.flooded,
+                missed=counts.missed,
             )
         flush()
 

@@ -7,19 +7,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ncclwatch.cli.remote_view import ViewWriter
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.collect.ease import NARROW
 from ncclwatch.collect.look_times import next_time
 from ncclwatch.engine.case import Known
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
-from ncclwatch.engine.session import DiagnosisSession, Update
-from ncclwatch.engine.slow.modes import SlowRule
+from ncclwatch.engine.session import Update
+from ncclwatch.knowledge.match import Before
 from ncclwatch.knowledge.session import InformedSession
 from ncclwatch.messaging.hub import Hub
 from ncclwatch.messaging.keys import Key, KnownKeys
 from ncclwatch.messaging.transport import EngineTransport, HubMaker
+from ncclwatch.remote.job_view import ViewWriter
+from ncclwatch.slow_modes import SlowRule
 
 MAX_JOBS = 1024
 FORGET_JOB_S = 3600.0
@@ -36,7 +37,7 @@ class Job:
     """One job: everything its agents said, and nothing of any other."""
 
     name: str
-    session: DiagnosisSession
+    session: InformedSession
     views: ViewWriter
     heard: float
     next_judge: float = 0.0
@@ -79,6 +80,8 @@ class EngineService:
         self._asked = asked
         self.hub: EngineTransport = transport(self._take) if transport else Hub(address, self._take, keys=keys)
         self.interval_s = interval_s
+        self.before: Before | None = None
+        """Who knows the past of a verdict's culprits: a history."""
         self.refused_jobs = 0
         self.judged = 0
         self.failures = 0
@@ -87,11 +90,13 @@ class EngineService:
         """Stop listening."""
         self.hub.close()
 
-    def session(self) -> DiagnosisSession:
+    def session(self) -> InformedSession:
         """A session as this engine's options want it."""
-        return InformedSession(LiveDiagnosis(Known(self._patience()), slow=self._slow.watch()))
+        session = InformedSession(LiveDiagnosis(Known(self._patience()), slow=self._slow.watch()))
+        session.before = self.before
+        return session
 
-    def adopt(self, name: str, session: DiagnosisSession) -> Job:
+    def adopt(self, name: str, session: InformedSession) -> Job:
         """Judge a job of which a session may know something already."""
         job = self.jobs[name] = Job(name, session, ViewWriter(self.hub.engine), time.monotonic())
         return job

@@ -15,7 +15,6 @@ from ncclwatch.cli.verdicts import print_verdicts
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.session import DiagnosisSession
-from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.engine.verdict import severity
@@ -24,6 +23,7 @@ from ncclwatch.ingest.base import Ingested, View
 from ncclwatch.ingest.folders import Found, Record, find, read
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.slow_modes import SlowRule
 from ncclwatch.text import clean
 
 JUDGE_NS = 200_000_000

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ncclwatch.cli.findings import Finding, Level
+from ncclwatch.target.machine import this_machine
 
 MINIMUM_KERNEL = (5, 8)
 """The first kernel with the BPF ring buffer (commit 457f44363a88)."""
@@ -50,13 +51,13 @@ def read(root: Path, path: str) -> str | None:
 
 
 def machine(architecture: str, release: str) -> Finding:
-    """x86-64 and a kernel that has the BPF ring buffer."""
+    """An architecture that can be read, and a kernel that has the BPF ring buffer."""
     found = re.match(r"(\d+)\.(\d+)", release)
     version = (int(found[1]), int(found[2])) if found else (0, 0)
     detail = f"Linux {release} on {architecture}"
     data = {"release": release, "machine": architecture}
-    if architecture != "x86_64":
-        return Finding("kernel", Level.MISSING, detail, "ncclwatch reads x86-64 processes only for now", data)
+    if this_machine(architecture) is None:
+        return Finding("kernel", Level.MISSING, detail, "ncclwatch reads x86-64 and aarch64 processes only", data)
     if version < MINIMUM_KERNEL:
         return Finding(
             "kernel", Level.MISSING, detail, "tracing calls needs Linux 5.8 or later; 'dump' and 'diagnose' still work", data

@@ -20,11 +20,11 @@ from ncclwatch.engine.case import Known
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.session import Update
-from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.knowledge.session import InformedSession
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict
+from ncclwatch.slow_modes import SlowRule
 from ncclwatch.stopping import Stop
 from ncclwatch.wire.governor import DEFAULT_BUDGET, Mode
 

@@ -40,7 +40,9 @@ _COMMANDS: dict[str, str] = {
     "engine": "Diagnose jobs from what agents send.",
     "fleet": "Many jobs: workers that hear, judges.",
     "top": "Watch a whole job from its engine.",
+    "serve": "A page for browsers: jobs, verdicts, timeline.",
     "keys": "Keys of engine, agents and viewers.",
+    "history": "What happened before: node, downtime, trend, SQL.",
     "shim": "The counter shim that a job may load.",
     "doctor": "What works here, and what to do about each gap.",
     "completion": "A completion script for the shell.",
@@ -49,7 +51,7 @@ _COMMANDS: dict[str, str] = {
 """Every command by its name, with what it is for. Each is a function of the module of its name; some are groups of commands."""
 
 _MODULES = {"ask": "asking", "paths": "paths_group", "watch-folder": "watch_folder"}
-_GROUPS = ("fleet", "keys", "paths")
+_GROUPS = ("fleet", "history", "keys", "paths")
 _NEEDS_ALL = ("completion",)
 
 

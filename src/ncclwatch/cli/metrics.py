@@ -5,16 +5,13 @@ from __future__ import annotations
 import ipaddress
 import re
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 from ncclwatch.cli.output import note
 from ncclwatch.errors import UsageError
-from ncclwatch.report.metrics import CONTENT_TYPE, Counts, metrics
+from ncclwatch.report.metrics import CONTENT_TYPE, Watched, metrics
 from ncclwatch.text import clean
-from ncclwatch.view.builder import ViewBuilder
-from ncclwatch.view.frame import View
 
 if TYPE_CHECKING:
     from ncclwatch.cli.live import Session
@@ -27,8 +24,10 @@ SCRAPE_S = 10.0
 _ADDRESS = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<four>[0-9.]*|localhost)):(?P<port>\d{1,5})")
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """``:9464``, ``10.0.0.1:9464`` or ``[::1]:9464`` as (address, port); without an address the loopback interface."""
+def parse_address(text: str, what: str = "metrics", *, any_port: bool = False) -> tuple[str, int]:
+    """``:9464``, ``10.0.0.1:9464`` or ``[::1]:9464`` as (address, port); without an address the loopback interface. With
+    ``any_port`` 0 is one: the kernel chooses.
+    """
     found = _ADDRESS.fullmatch(text.strip())
     address, port = (found["six"] or found["four"], int(found["port"])) if found else ("", 0)
     if address in ("", "localhost"):
@@ -37,8 +36,8 @@ def parse_address(text: str) -> tuple[str, int]:
         ipaddress.ip_address(address)
     except ValueError:
         found = None
-    if found is None or not 0 < port < 65536:
-        raise UsageError(f"'{clean(text, 60)}' is no address to serve metrics on", "write :9464, or 10.0.0.1:9464")
+    if found is None or not (0 if any_port else 1) <= port < 65536:
+        raise UsageError(f"'{clean(text, 60)}' is no address to serve {what} on", "write :9464, or 10.0.0.1:9464")
     return address, port
 
 
@@ -47,9 +46,7 @@ class MetricsServer:
 
     def __init__(self, text: str) -> None:
         self.address, self.port = parse_address(text)
-        self._builder = ViewBuilder()
-        self._view: View | None = None
-        self._counts = Counts()
+        self.watched = Watched()
         self._slots = threading.BoundedSemaphore(MAX_SCRAPES)
         kind = type(
             "Server", (ThreadingHTTPServer,), {"address_family": 10 if ":" in self.address else 2, "daemon_threads": True}
@@ -75,23 +72,18 @@ class MetricsServer:
 
     def attached(self, session: Session) -> None:
         """The first view."""
-        self._view = self._builder.begin(session, time.time())
+        self.watched.begin(session)
 
     def update(self, session: Session, update: Update) -> None:
         """Keep the newest view, and count."""
-        self._counts.told(update.told)
-        self._counts.recovered(recovery.verdict for recovery in update.recoveries)
-        view = self._builder.feed(session, update, time.time())
-        if view is not None:
-            self._counts.samples += 1
-            self._view = view
+        self.watched.update(session, update)
 
     def end(self, session: Session, reason: str) -> None:
         """What was last seen is told until the program ends."""
 
     def page(self) -> bytes:
         """What a scrape is answered with."""
-        return metrics(self._view, self._counts).encode()
+        return metrics(self.watched.view, self.watched.counts).encode()
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         outer = self

@@ -12,7 +12,7 @@ from ncclwatch.errors import TargetError, UsageError
 from ncclwatch.text import clean
 
 if TYPE_CHECKING:
-    from ncclwatch.engine.slow.modes import SlowRule
+    from ncclwatch.slow_modes import SlowRule
 
 # 2^22 is the kernel's PID_MAX_LIMIT on 64-bit machines (include/linux/threads.h).
 PID_MAX = 1 << 22
@@ -109,6 +109,10 @@ KeysOption = Annotated[
     Path | None,
     typer.Option("--keys", metavar="FOLDER", help="Folder made by 'ncclwatch keys make'; needed beyond this machine."),
 ]
+BusOption = Annotated[
+    str | None,
+    typer.Option("--bus", metavar="ADDRESS", help="Hear agents through a NATS server instead of listening: tls://HOST:PORT."),
+]
 JobOption = Annotated[
     str | None,
     typer.Option(
@@ -201,7 +205,7 @@ HangAfterOption = Annotated[
     ),
 ]
 SLOW_MODES = ("ncclwatch", "ccl-d", "megatrace")
-"""``engine.slow.modes.SlowMode``, and T_base and theta as there; repeated for the same reason."""
+"""``slow_modes.SlowMode``, and T_base and theta as there; repeated for the same reason."""
 
 SlowModeOption = Annotated[
     str,
@@ -238,7 +242,7 @@ def require_slow_mode(mode: str, t_base_s: float | None) -> None:
 def slow_rule(mode: str, t_base_s: float | None, theta: float) -> SlowRule:
     """The rule that was asked for."""
     require_slow_mode(mode, t_base_s)
-    from ncclwatch.engine.slow.modes import SlowMode, SlowRule
+    from ncclwatch.slow_modes import SlowMode, SlowRule
 
     return SlowRule(SlowMode(mode), t_base_s, theta)
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ncclwatch.cli import labels
 from ncclwatch.cli.findings import Finding, Level
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.state import ProcessInfo, VersionSource
 from ncclwatch.text import clean
+
+if TYPE_CHECKING:
+    from ncclwatch.probes.sites import FunctionSites
 
 # A node runs one process a GPU; doctor is about kinds of trouble, not about each of a thousand test processes.
 MAX_PROCESSES = 64
@@ -40,6 +44,7 @@ def process_findings(pids: Sequence[int]) -> Iterator[Finding]:
         if info.key.build_id not in checked:
             checked.add(info.key.build_id)
             yield from _sites(info)
+            yield from _graph_sites(info)
 
 
 def _reading(info: ProcessInfo) -> Iterator[Finding]:
@@ -99,8 +104,8 @@ def _shim(info: ProcessInfo) -> Iterator[Finding]:
 
 def _sites(info: ProcessInfo) -> Iterator[Finding]:
     """Probe sites of one file that carries NCCL: first instruction and cost class of each function."""
-    from ncclwatch.probes.functions import FUNCTIONS, function_name
-    from ncclwatch.probes.sites import CostClass, find_sites
+    from ncclwatch.probes.functions import FUNCTIONS, GRAPHS, function_name
+    from ncclwatch.probes.sites import find_sites
     from ncclwatch.target.discover import examine
 
     name = clean(info.library.rpartition("/")[2], 40)
@@ -110,14 +115,41 @@ def _sites(info: ProcessInfo) -> Iterator[Finding]:
     except NcclwatchError as error:
         yield Finding(f"probes {name}", Level.GAP, error.message, error.hint)
         return
-    missing = [function_name(number) for number in FUNCTIONS if number not in {sites.function for sites in found}]
+    missing = [function_name(number) for number in FUNCTIONS.keys() - GRAPHS - {sites.function for sites in found}]
     yield Finding(
         f"probes {name}",
         Level.OK if found else Level.GAP,
         f"NCCL {labels.version(info)}, build {info.key.build_id[:12]}: {len(found)} functions can be probed",
         "" if found else "its functions are hidden: calls are not seen, memory is",
-        {"build_id": info.key.build_id, "not_in_this_build": missing},
+        {"build_id": info.key.build_id, "not_in_this_build": sorted(missing)},
     )
+    yield from _each_site(found)
+
+
+def _graph_sites(info: ProcessInfo) -> Iterator[Finding]:
+    """The same of the file that captures and launches the CUDA graphs of a process, where it has one."""
+    from ncclwatch.probes.graph_library import graph_library
+    from ncclwatch.probes.sites import find_sites
+    from ncclwatch.target.elf import ElfFile
+
+    try:
+        file = graph_library(info.pid)
+        if file is None:
+            return
+        with ElfFile.open(file[0]) as elf:
+            found = find_sites(elf)
+    except NcclwatchError as error:
+        yield Finding("probes CUDA graphs", Level.GAP, error.message, error.hint)
+        return
+    yield Finding("probes CUDA graphs", Level.OK, f"{len(found)} functions that capture and launch graphs can be probed")
+    yield from _each_site(found)
+
+
+def _each_site(found: Iterable[FunctionSites]) -> Iterator[Finding]:
+    """First instruction and cost class of each function."""
+    from ncclwatch.probes.functions import function_name
+    from ncclwatch.probes.instructions import CostClass
+
     for sites in found:
         entry = sites.entry
         where = f"{entry.instruction or '?'} at {entry.offset:#x}: {entry.cost}, about {entry.cost.typical_ns:,} ns a call"
@@ -134,4 +166,4 @@ def _sites(info: ProcessInfo) -> Iterator[Finding]:
         }
         level = Level.OK if entry.cost is not CostClass.SINGLE_STEPPED else Level.INFO
         problem = f"; {sites.problem}" if sites.problem else ""
-        yield Finding(f"  {function_name(sites.function)}", level, f"{where}; {returns}{problem}", data=data)
+        yield Finding(f"  {sites.symbol}", level, f"{where}; {returns}{problem}", data=data)

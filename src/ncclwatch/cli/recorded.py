@@ -10,12 +10,12 @@ from tempfile import TemporaryDirectory
 
 from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.cli.verdicts import print_verdicts
-from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.errors import ExitStatus, TargetError, UsageError
 from ncclwatch.ingest.folders import files_in
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.report.history import Incident, incidents
+from ncclwatch.slow_modes import SlowRule
 from ncclwatch.store.container import is_recording
 from ncclwatch.store.replay import Recordings, Replay
 from ncclwatch.target.image import is_snapshot

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ncclwatch.engine.topology.model import Group, Layout, Role, Topology
 from ncclwatch.errors import UsageError
+from ncclwatch.model.topology import Group, Layout, Role, Topology
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     "tp": ("tensor-model-parallel-size", "tensor-parallel-size", "tp-size", "tp"),

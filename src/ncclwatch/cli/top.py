@@ -13,7 +13,10 @@ from ncclwatch.stopping import stop_on_signals
 
 
 def top(
-    engine: Annotated[str, typer.Option("--engine", "-e", metavar="ADDRESS", help="The engine: tcp://HOST:PORT.")] = "127.0.0.1",
+    engine: Annotated[
+        str,
+        typer.Option("--engine", "-e", metavar="ADDRESS", help="The engine: tcp://HOST:PORT, or a NATS server: tls://HOST:PORT."),
+    ] = "127.0.0.1",
     keys: KeysOption = None,
     job: JobOption = None,
     duration: DurationOption = None,
@@ -23,13 +26,21 @@ def top(
 ) -> int:
     """Watch a whole job from its engine: every rank of every node, and the verdict."""
     from ncclwatch.cli.live import verdict_stands
-    from ncclwatch.cli.remote import RemoteSession
-    from ncclwatch.messaging import protocol
-    from ncclwatch.messaging.keys import client_keys
+    from ncclwatch.messaging.bus_keys import is_bus
+    from ncclwatch.remote.session import RemoteSession
 
-    address = protocol.endpoint(engine)
     stop = stop_on_signals()
-    session = RemoteSession(address, keys=client_keys(address, keys, "viewer"), token=job or "", stop=stop)
+    if is_bus(engine):
+        from ncclwatch.messaging.transports import bus_viewer
+
+        viewer = bus_viewer(engine, keys, job or "")
+        session = RemoteSession(viewer.address, stop=stop, transport=viewer)
+    else:
+        from ncclwatch.messaging import protocol
+        from ncclwatch.messaging.keys import client_keys
+
+        address = protocol.endpoint(engine)
+        session = RemoteSession(address, keys=client_keys(address, keys, "viewer"), token=job or "", stop=stop)
     try:
         session.start(duration)
         show(session, surface_of(as_json=as_json, plain=plain), duration)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from ncclwatch.engine.topology.model import Group, Learned, Phase, Role, Topology
+from ncclwatch.model.topology import Group, Learned, Phase, Role, Topology
 from ncclwatch.text import Style, columns, compressed
 
 SCHEMA_NAME = "ncclwatch.topology/1"

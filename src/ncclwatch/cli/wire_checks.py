@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ncclwatch.cli.findings import Finding, Level
 from ncclwatch.errors import NcclwatchError
-from ncclwatch.probes.sites import CostClass
+from ncclwatch.probes.instructions import CostClass
 from ncclwatch.target.memory import LiveReader
 from ncclwatch.target.session import TargetProcess
 from ncclwatch.text import clean

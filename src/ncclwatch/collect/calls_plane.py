@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from ncclwatch.collect.replays import Replays
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.state import ProcessInfo
 
@@ -24,6 +25,8 @@ class CallsPlane:
         self._tracer: CallTracer | None = None
         self._compilation: Compilation | None = None
         self._files: set[tuple[int, int]] = set()
+        self._replays = Replays()
+        self._lost = 0
         self._hits = (0, 0, time.monotonic())
         self.reason = "switched off"
         """Why no calls are seen; empty while they are."""
@@ -93,11 +96,13 @@ class CallsPlane:
         return self._tracer.filled if self._tracer is not None else 0.0
 
     def poll(self) -> NDArray[Any] | None:
-        """Records since the last time, without waiting; a damaged ring ends the plane."""
+        """Records since the last time, without waiting, with captured calls where graphs replay them; a damaged ring ends the
+        plane.
+        """
         if self._tracer is None:
             return None
         try:
-            return self._tracer.poll(0.0)
+            return self._replays.expand(self._tracer.poll(0.0))
         except NcclwatchError as error:
             self.stop()
             self.reason = str(error)
@@ -106,7 +111,11 @@ class CallsPlane:
 
     def lost(self) -> int:
         """Records lost since the start."""
-        return sum(self._tracer.losses()) if self._tracer is not None else 0
+        lost = sum(self._tracer.losses()) if self._tracer is not None else 0
+        if lost > self._lost:
+            self._lost = lost
+            self._replays.forget()
+        return lost
 
     def cost(self) -> tuple[float | None, float | None]:
         """(probe hits a second, their estimated time as a share of one core) since this was last asked."""
@@ -129,7 +138,8 @@ class CallsPlane:
             self._compilation = None
 
     def _traced_files(self, info: ProcessInfo) -> list[TracedFile]:
-        """The files of a process that carry NCCL and are not attached yet."""
+        """The files of a process that carry NCCL, and the one that launches its graphs, that are not attached yet."""
+        from ncclwatch.probes.graph_library import graph_library
         from ncclwatch.probes.tracer import CommunicatorOffsets, TracedFile
         from ncclwatch.target.discover import examine, layout_of
 
@@ -146,4 +156,13 @@ class CallsPlane:
                 # Calls are seen all the same; only communicator, rank and counter are not read with them.
                 offsets = CommunicatorOffsets()
             files.append(TracedFile(binary.open_path, offsets))
+        try:
+            launches = graph_library(info.pid)
+        except NcclwatchError as error:
+            launches = None
+            self.problems = [*self.problems[-9:], f"CUDA graphs of pid {info.pid} are not seen: {error}"]
+        if launches is not None and launches[1] not in self._files:
+            self._files.add(launches[1])
+            # First: a call that is captured must not be taken for one that is made.
+            files.insert(0, TracedFile(launches[0]))
         return files

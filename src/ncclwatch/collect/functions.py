@@ -73,6 +73,11 @@ FUNCTIONS: dict[int, Function] = {
     events.Function.WINDOW_DEREGISTER: Function("CommWindowDeregister"),
     events.Function.DEV_COMM_CREATE: Function("DevCommCreate"),
     events.Function.DEV_COMM_DESTROY: Function("DevCommDestroy"),
+    events.Function.GRAPH_LAUNCH: Function("GraphLaunch"),
+    events.Function.STREAM_BEGIN_CAPTURE: Function("StreamBeginCapture"),
+    events.Function.STREAM_END_CAPTURE: Function("StreamEndCapture"),
+    events.Function.GRAPH_INSTANTIATE: Function("GraphInstantiate"),
+    events.Function.GRAPH_EXEC_UPDATE: Function("GraphExecUpdate"),
 }
 
 TYPES = (

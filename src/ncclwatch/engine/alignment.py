@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.ledger import ALIKE, UNCOUNTED, UNLIKE, Ledger, Signature
 from ncclwatch.engine.job import Group
-from ncclwatch.engine.ledger import ALIKE, UNCOUNTED, UNLIKE, Ledger, Signature
 
 COMPARED = 64
 """Bound: newest operations that are compared with those of a partner."""

@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
+from ncclwatch.collect.ledger import Ledger
 from ncclwatch.engine.call_order import Messages, Orders
 from ncclwatch.engine.conflicts import ConflictWatch, StageOf
 from ncclwatch.engine.edges import OnConnection, StallMark, Wait, wait_facts
@@ -24,7 +25,6 @@ from ncclwatch.engine.evidence.nics import Ports, Sockets
 from ncclwatch.engine.evidence.work_requests import WorkRequests
 from ncclwatch.engine.graph import Sink, Waits
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.ledger import Ledger
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.patience import CREATION_S, Patience
 from ncclwatch.engine.transfers import Transfers

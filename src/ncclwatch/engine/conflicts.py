@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.ledger import ALIKE, Ledger, Signature
 from ncclwatch.engine.alignment import Entries, line_up, rows_of
 from ncclwatch.engine.job import Group, Job
-from ncclwatch.engine.ledger import ALIKE, Ledger, Signature
-from ncclwatch.engine.topology.model import Stage
+from ncclwatch.model.topology import Stage
 
 CONTEXTS = (64, 32, 16, 8, 4)
 """Bound: operations before a place by which it is found again in the job's pattern, the longest first."""

@@ -103,13 +103,9 @@ def calls_differ(case: Case) -> Iterator[Hypothesis]:
 def conflict(case: Case) -> Iterator[Hypothesis]:
     """Ranks of a job that goes on which called something else than their peers, and agree with them since."""
     known, standing = case.known, case.standing
-    if standing is None or standing.cause is not Cause.PROGRESS:
+    if standing is None or standing.cause is not Cause.PROGRESS or known.ledger is None or known.stage_of is None:
         return
-    if known.ledger is None or known.stage_of is None:
-        return
-    suspects: list[Suspect] = []
-    lines: list[str] = []
-    victims: set[int] = set()
+    suspects, lines, victims = list[Suspect](), list[str](), set[int]()
     for found in known.conflicts.find(case.job, case.time, known.ledger, known.stage_of):
         group = case.job.groups[found.group]
         victims |= group.ranks.keys()
@@ -138,8 +134,7 @@ def not_called(case: Case) -> Iterator[Hypothesis]:
     for member in (group.members[rank][0] for group, finding in findings for rank in finding.behind):
         if case.messages.may_wait(member) or beside_unobserved(case.job, member):
             blocked.add(member.index)
-    suspects: dict[int, Suspect] = {}
-    supports: list[Fact] = []
+    suspects, supports = dict[int, Suspect](), list[Fact]()
     for group, finding in findings:
         for rank in () if before_is_open(group, finding, case.waits) else finding.behind:
             member = group.members[rank][0]

@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from ncclwatch.collect.ledger import Ledger, Place, Process
 from ncclwatch.engine.case import Known
 from ncclwatch.engine.diagnose import judge_jobs
 from ncclwatch.engine.job import Job
-from ncclwatch.engine.ledger import Ledger, Place, Process
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.slow.watch import SlowWatch
-from ncclwatch.engine.topology.model import Stage
 from ncclwatch.engine.topology.namer import StageNamer, name_stages
 from ncclwatch.engine.verdict import severity
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessInfo, ProcessSample
+from ncclwatch.model.topology import Stage
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
 UNSEEN_ROUNDS = 60
@@ -161,8 +161,7 @@ class LiveDiagnosis:
         """Line the ledger up with NCCL's own counts. Done a round late: by then the records are in."""
         for sample in samples:
             for own in sample.communicators:
-                row = self.ledger.row(sample.process, own) if own.sequence_numbers else None
-                if row is not None:
+                if own.sequence_numbers and not own.captured_plans and (row := self.ledger.row(sample.process, own)) is not None:
                     self.ledger.note_count(row, sum(own.sequence_numbers.values()), sample.time_ns + sample.duration_ns)
 
     def _stand(self, verdict: Verdict) -> Verdict:

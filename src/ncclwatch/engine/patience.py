@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from ncclwatch.collect.ledger import Ledger
 from ncclwatch.engine.alignment import rows_of
 from ncclwatch.engine.evidence.base import FactKind, LinkNode, Subject
 from ncclwatch.engine.job import Group, Job
-from ncclwatch.engine.ledger import Ledger
 
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case

@@ -19,11 +19,11 @@ from ncclwatch.engine.case import Case
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.live import LiveDiagnosis, Recovery
 from ncclwatch.engine.network import Ordering
-from ncclwatch.engine.topology.model import Role
 from ncclwatch.model.events import EVENT_DTYPE, Flag
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.network import FlowRecord, KernelLogLine, LinkChange, NicRecord
 from ncclwatch.model.state import ProcessInfo, ProcessSample
+from ncclwatch.model.topology import Role
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.model.work import FlowWindow, WorkOrder
 

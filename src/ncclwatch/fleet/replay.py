@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.engine.session import DiagnosisSession, Update
+from ncclwatch.knowledge.session import InformedSession
 
 BACK_S = 120.0
 """So far back it is heard. Messages that build on none before them come twice a minute."""
@@ -23,7 +24,7 @@ BUDGET_S = 2.0
 class Replay:
     """One takeover. ``judged`` is shown what each judgement brought. ``lives`` are those of the agents heard, by host."""
 
-    def __init__(self, session: DiagnosisSession, judged: Callable[[DiagnosisSession, Update], None]) -> None:
+    def __init__(self, session: InformedSession, judged: Callable[[DiagnosisSession, Update], None]) -> None:
         self.session, self._judged = session, judged
         self.lives: dict[str, str] = {}
         self._now_ns, self._wall_ns = time.monotonic_ns(), time.time_ns()

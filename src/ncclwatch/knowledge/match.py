@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -171,7 +171,13 @@ def _releases(samples: Iterable[ProcessSample]) -> frozenset[Release]:
     return frozenset(sample.process.version for sample in samples if sample.process.version is not None)
 
 
-def advise(session: DiagnosisSession, update: Update, ended: Sequence[ProcessSample] = ()) -> Update:
+Before = Callable[[Verdict], Sequence[str]]
+"""What is known of the past of a verdict's culprits, as lines of evidence (:mod:`ncclwatch.history.recurrence`)."""
+
+
+def advise(
+    session: DiagnosisSession, update: Update, ended: Sequence[ProcessSample] = (), before: Before | None = None
+) -> Update:
     """The update, and what the session says stands, with what is known of each verdict. A verdict that is in several places stays
     one object. ``ended``: the last looks at processes that may be gone.
     """
@@ -180,11 +186,16 @@ def advise(session: DiagnosisSession, update: Update, ended: Sequence[ProcessSam
         return update
     processes = by_place((*ended, *session.samples.values()))
     nics = [nic for host in session.network.hosts.values() for nic in host.nics.values()]
-    done = {id(verdict): informed(verdict, processes, nics) for verdict in every}
+    done = {id(verdict): _with_past(informed(verdict, processes, nics), before) for verdict in every}
     update.verdicts, update.told, update.answers, session.verdicts = (
         [done[id(verdict)] for verdict in found] for found in (update.verdicts, update.told, update.answers, session.verdicts)
     )
     return update
+
+
+def _with_past(verdict: Verdict, before: Before | None) -> Verdict:
+    lines = [line for line in before(verdict) if line not in verdict.evidence] if before is not None else []
+    return replace(verdict, evidence=(*verdict.evidence, *lines)) if lines else verdict
 
 
 def _wants(verdict: Verdict) -> bool:

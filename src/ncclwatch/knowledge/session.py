@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ncclwatch.engine.session import DiagnosisSession, Node, Update
 from ncclwatch.engine.verdict import severity
 from ncclwatch.knowledge.failures import FailureLog, Incident, Life
-from ncclwatch.knowledge.match import advise
+from ncclwatch.knowledge.match import Before, advise
 from ncclwatch.knowledge.postmortem import HANGS, after
 from ncclwatch.knowledge.suspects import LOOKS, Suspects
 
@@ -28,6 +28,8 @@ class InformedSession(DiagnosisSession):
     def __init__(self, diagnosis: LiveDiagnosis | None = None) -> None:
         super().__init__(diagnosis)
         self.failures, self.suspects = FailureLog(), Suspects()
+        self.before: Before | None = None
+        """Who tells the past of those whom a verdict names, where a history is kept."""
         self._judged: list[Verdict] = []
         """What the engine said last, before anything was added."""
         self._said: list[Verdict] = []
@@ -77,7 +79,8 @@ class InformedSession(DiagnosisSession):
             if incidents:
                 self.verdicts = update.verdicts = self._with_incidents(self.verdicts, incidents, lives=lives)
             self._keep_hangs(incidents)
-            advise(self, update, [one.sample for incident in incidents for one in incident.processes])
+            ended = [one.sample for incident in incidents for one in incident.processes]
+            advise(self, update, ended, self.before)
             self.verdicts = update.verdicts = [self.suspects.beside(verdict) for verdict in self.verdicts]
             looking = {node.name for node in self.nodes.values() if any(p.name == LOOKS and p.running for p in node.planes)}
             update.orders += self.suspects.orders(self.verdicts, self.samples.values(), now_ns, looking)

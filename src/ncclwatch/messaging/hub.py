@@ -6,7 +6,7 @@ import contextlib
 import resource
 import secrets
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import zmq
@@ -18,6 +18,7 @@ from ncclwatch.messaging.doorkeeper import DOMAIN, Doorkeeper
 from ncclwatch.messaging.keys import Key, KnownKeys, job_of
 from ncclwatch.messaging.limits import APART, FormatError
 from ncclwatch.messaging.lines import Lines
+from ncclwatch.messaging.lives import FORGET_PEER_S, MAX_LIVES, READERS_OF_A_HOST, Life, forget
 from ncclwatch.messaging.monitor import next_event
 from ncclwatch.messaging.protocol import (
     Ack,
@@ -39,15 +40,8 @@ from ncclwatch.messaging.values import Shared
 from ncclwatch.model.work import WorkOrder
 
 MAX_PEERS = 20_000
-MAX_LIVES = 40_000
 MAX_BAD = 50
 """Messages that make no sense after which a peer is not read any more."""
-FORGET_PEER_S = 120.0
-FORGET_LIFE_S = 3600.0
-READERS_OF_A_HOST = 8
-"""Lives of a host's agents, the newest, of which it stays known what their batches build on though they are silent: as many as an
-agent names when it says hello, for what its predecessors left it sends first. Of the others it is known what was heard.
-"""
 ACK_EVERY = 8
 ACK_WITHIN_S = 0.25
 PER_POLL = 2000
@@ -70,21 +64,12 @@ class Peer:
 
 
 @dataclass(slots=True)
-class _Life:
-    """One life of an agent, over all its connections."""
+class _Life(Life):
+    """Of an agent that is heard over connections of ours."""
 
-    job: str
-    host: str
-    reader: BatchReader
-    heard: float
-    upto: int = -1
     unacknowledged: int = 0
     last_ack: float = 0.0
-    asked_key: float = 0.0
     peer: bytes = b""
-    well: bool = False
-    narrow: bool = False
-    """Whether few looks at its node will do, and whether more are wanted."""
 
 
 class Hub:
@@ -357,13 +342,7 @@ class Hub:
         self._next_sweep = now + 10.0
         for route in [route for route, peer in self.peers.items() if now - peer.heard > FORGET_PEER_S]:
             del self.peers[route]
-        for number in [number for number, life in self._lives.items() if now - life.heard > FORGET_LIFE_S]:
-            del self._lives[number]
-        newer: Counter[tuple[str, str]] = Counter()
-        for life in reversed(self._lives.values()):
-            newer[life.job, life.host] += 1
-            if newer[life.job, life.host] > READERS_OF_A_HOST and now - life.heard > FORGET_PEER_S:
-                life.reader.forget()
+        forget(self._lives, now, READERS_OF_A_HOST)
 
     def _count_failures(self) -> None:
         while self._monitor.poll(0):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.errors import NcclwatchError
 from ncclwatch.messaging.spool import Spool
 from ncclwatch.model.work import WorkOrder
 
@@ -49,6 +50,14 @@ class HubCounts:
     failed_handshakes: int = 0
     refused_peers: int = 0
     keys_asked: int = 0
+    flooded: int = 0
+    """Batches that were not heard because their node said too many."""
+    missed: int = 0
+    """Batches that a stream lost before they were heard."""
+
+
+class EngineUnreachableError(NcclwatchError):
+    """No engine answers, or it does not take us."""
 
 
 class AgentTransport(Protocol):
@@ -134,3 +143,24 @@ class EngineTransport(Protocol):
 
 HubMaker = Callable[[Take], EngineTransport]
 """Makes the transport of an engine that takes batches so."""
+
+
+class ViewerTransport(Protocol):
+    """What a viewer hears of one job. Not for several threads at once."""
+
+    address: str
+    heard: float
+    """When the engine was last heard, by ``time.monotonic``."""
+
+    @property
+    def welcomed(self) -> bool:
+        """Whether somebody takes us."""
+
+    def hear(self, timeout_s: float) -> bytes | None:
+        """The next view, waiting at most so long. Raises ``EngineUnreachableError`` when we are refused."""
+
+    def take_news(self) -> list[str]:
+        """What is to be said since the last time."""
+
+    def close(self) -> None:
+        """Leave."""

@@ -65,6 +65,15 @@ class Function(IntEnum):
     WINDOW_DEREGISTER = 53
     DEV_COMM_CREATE = 54
     DEV_COMM_DESTROY = 55
+    GRAPH_LAUNCH = 56
+    """Sendbuff: the executable graph."""
+    STREAM_BEGIN_CAPTURE = 57
+    STREAM_END_CAPTURE = 58
+    """LEAVE, comm: the graph."""
+    GRAPH_INSTANTIATE = 59
+    """Sendbuff: the graph; LEAVE, comm: the executable graph."""
+    GRAPH_EXEC_UPDATE = 60
+    """Sendbuff: the executable graph, recvbuff: the graph."""
 
 
 class Flag(IntFlag):
@@ -78,6 +87,10 @@ class Flag(IntFlag):
     """A leave whose enter was not seen: it began before the probes."""
     NO_ARGUMENTS = 8
     """Arguments that NCCL's ABI passes on the stack could not be read."""
+    REPLAYED = 16
+    """No call: what a graph that was launched then had captured (set by the agent)"""
+    UNKNOWN_GRAPH = 32
+    """GRAPH_LAUNCH: what the graph has captured was not seen (set by the agent)"""
 
 
 EVENT_DTYPE = np.dtype(

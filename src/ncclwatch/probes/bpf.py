@@ -1,7 +1,7 @@
 """The few bpf(2) and perf_event_open(2) operations that an agent needs, without BCC or libbpf in its memory.
 
-Numbers and layouts are the kernel's user-space ABI (include/uapi/linux/bpf.h, perf_event.h) on x86-64. Everything here is a
-thin wrapper over a descriptor: closing the descriptor undoes what it stands for, so nothing outlives the process.
+Numbers and layouts are the kernel's user-space ABI (include/uapi/linux/bpf.h, perf_event.h), on x86-64 and aarch64. Everything
+here is a thin wrapper over a descriptor: closing the descriptor undoes what it stands for, so nothing outlives the process.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from ncclwatch.errors import NcclwatchError, PrivilegeError
+from ncclwatch.target.machine import Machine, this_machine
 
-SYS_BPF = 321
-SYS_PERF_EVENT_OPEN = 298
+SYS_BPF, SYS_PERF_EVENT_OPEN = (280, 241) if this_machine() is Machine.AARCH64 else (321, 298)
 
 BPF_PSEUDO_MAP_FD = 1
 BPF_LD_IMM64 = 0x18

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import ctypes
 import json
+import mmap
 import os
 import re
 import sys
@@ -42,7 +43,7 @@ def _compile(source: Path, folder: Path) -> dict[str, Any]:
     if not hasattr(bcc, "BPF"):
         return _failure("the installed module bcc is PyPI's, an unrelated package")
     try:
-        module = bcc.BPF(text=flatten(source), cflags=[f"-I{folder}"])
+        module = bcc.BPF(text=flatten(source), cflags=[f"-I{folder}", f"-DNW_PAGE_SIZE={mmap.PAGESIZE}UL"])
     except Exception as error:
         # BCC raises bare Exception for everything; clang's words are already on standard error.
         hint = "run as root" if os.geteuid() else "see ncclwatch doctor"

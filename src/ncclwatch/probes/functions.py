@@ -1,4 +1,4 @@
-"""NCCL's exported functions that are probed: their arguments, and which of them can block.
+"""NCCL's exported functions that are probed, and CUDA's that capture and replay: their arguments, and which of them can block.
 
 Signatures: ``nccl.h`` of NCCL 2.18.3 to 2.32.3. A function that a build does not export is simply not probed. Left out on purpose
 are queries (``ncclCommCount``), allocation (``ncclMemAlloc``) and reduction operators: they neither move data nor involve a peer.
@@ -7,12 +7,12 @@ are queries (``ncclCommCount``), allocation (``ncclMemAlloc``) and reduction ope
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from ncclwatch.model.events import Function
 from ncclwatch.probes.map_layouts import FUNCTION_SPEC_DTYPE
+from ncclwatch.target.machine import Machine, this_machine
 
 _COLLECTIVES = ["AllReduce", "Broadcast", "Reduce", "AllGather", "ReduceScatter", "AlltoAll", "Gather", "Scatter"]
 
@@ -58,6 +58,24 @@ _SIGNATURES: tuple[tuple[Function, str, str], ...] = (
 )
 """(function, name without ``nccl``, its arguments in order): ``-`` is one we do not read, ``=`` one that is passed in memory
 because it is a structure (it takes no register)."""
+
+_GRAPH_SIGNATURES: tuple[tuple[Function, str, str], ...] = (
+    (Function.GRAPH_LAUNCH, "GraphLaunch", "sendbuff stream"),
+    (Function.STREAM_BEGIN_CAPTURE, "StreamBeginCapture StreamBeginCapture_v2 StreamBeginCaptureToGraph", "stream"),
+    (Function.STREAM_END_CAPTURE, "StreamEndCapture", "stream comm_out"),
+    (
+        Function.GRAPH_INSTANTIATE,
+        "GraphInstantiate GraphInstantiate_v2 GraphInstantiateWithFlags GraphInstantiateWithParams",
+        "comm_out sendbuff",
+    ),
+    (Function.GRAPH_EXEC_UPDATE, "GraphExecUpdate GraphExecUpdate_v2", "sendbuff recvbuff"),
+)
+"""The same of CUDA's functions, without ``cuda`` (runtime API) or ``cu`` (driver API), with all that take these arguments first.
+What they make stands where others have the communicator.
+"""
+
+GRAPHS = frozenset(function for function, *_ in _GRAPH_SIGNATURES)
+"""Functions of CUDA."""
 
 _FREES = frozenset({Function.COMM_DESTROY, Function.COMM_ABORT})
 
@@ -114,12 +132,25 @@ class FunctionSpec:
         """Whether the function waits for other ranks by design."""
         return self.function in BLOCKING
 
-    @cached_property
-    def places(self) -> dict[str, int]:
-        """Place of each argument as ``nw_function_spec`` counts: 1-6 registers, 7 and up words on the stack."""
+    @property
+    def tells_on_return(self) -> bool:
+        """Whether its return is worth a trap: it can block, or makes something that is known only then."""
+        return self.can_block or "comm_out" in self.places()
+
+    def places(self, machine: Machine | None = None) -> dict[str, int]:
+        """Place of each argument as ``nw_function_spec`` counts: integer registers in order, then words on the stack.
+
+        A large structure lies on the stack with x86-64, in no place of its own; with aarch64 (AAPCS64, 6.8.2) the caller makes a
+        copy and passes its address.
+        """
         places = {}
         place = 0
+        by_address = (machine or this_machine()) is Machine.AARCH64
         for argument in self.arguments.split():
+            if argument.startswith("=") and by_address:
+                place += 1
+                places[argument[1:].replace("_value", "_pointer")] = place
+                continue
             if argument.startswith("="):
                 places[argument[1:]] = 1
                 continue
@@ -131,7 +162,7 @@ class FunctionSpec:
     def pack(self, *, enter: bool, leave: bool, leave_seen: bool) -> bytes:
         """``struct nw_function_spec`` with its gates."""
         row = np.zeros((), FUNCTION_SPEC_DTYPE)
-        for name, place in self.places.items():
+        for name, place in self.places().items():
             row[name] = place
         row["enter_on"], row["leave_on"], row["leave_seen"] = enter, leave, leave_seen
         row["comm_freed"] = self.function in _FREES
@@ -144,8 +175,14 @@ def _symbols(name: str) -> tuple[str, ...]:
     return (*plain, f"nccl{name}Config", f"pnccl{name}Config") if name in _COLLECTIVES else plain
 
 
+def _graph_symbols(names: str) -> tuple[str, ...]:
+    """Of the runtime and the driver API; ``_ptsz`` variants are for programs compiled with a default stream for each thread."""
+    return tuple(f"{api}{name}{variant}" for name in names.split() for api in ("cuda", "cu") for variant in ("", "_ptsz"))
+
+
 FUNCTIONS: dict[Function, FunctionSpec] = {
-    function: FunctionSpec(function, _symbols(name), arguments) for function, name, arguments in _SIGNATURES
+    **{function: FunctionSpec(function, _symbols(name), arguments) for function, name, arguments in _SIGNATURES},
+    **{function: FunctionSpec(function, _graph_symbols(names), arguments) for function, names, arguments in _GRAPH_SIGNATURES},
 }
 """Every function that is probed."""
 

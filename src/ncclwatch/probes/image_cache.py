@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import mmap
 import os
+import platform
 import stat
 import sys
 from pathlib import Path
@@ -31,8 +33,10 @@ def release(package: str) -> str:
 
 
 def digest(source: Path, folder: Path) -> str:
-    """What the output of a compilation depends on, as a name: the source, every header below ``folder``, and BCC's release."""
-    hasher = hashlib.sha256(release("bcc").encode())
+    """What the output of a compilation depends on, as a name: the source, every header below ``folder``, BCC's release,
+    and the machine, since a home folder may be shared.
+    """
+    hasher = hashlib.sha256(f"{release('bcc')} {platform.machine()} {mmap.PAGESIZE}".encode())
     for path in [source, *sorted(folder.rglob("*.h"))]:
         data = path.read_bytes()
         hasher.update(f"\0{path.name}\0{len(data)}\0".encode() + data)

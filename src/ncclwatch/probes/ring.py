@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import select
+import threading
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,29 @@ import numpy.typing as npt
 
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.rows import joined, raw
+from ncclwatch.target.machine import Machine, this_machine
 
 BUSY = np.uint32(1 << 31)
 DISCARDED = np.uint32(1 << 30)
 HEADER = 8
 PAGE = mmap.PAGESIZE
+
+_turn = threading.Lock()
+_turn.acquire()
+
+
+def _fence() -> None:
+    """Keep loads and stores before it from being mixed with those behind it.
+
+    x86-64 keeps them in order by itself. aarch64 does not: there a lock is given back (a store-release, or stronger) and taken
+    again (a load-acquire), and these two stay in order (Arm ARM B2.3, "barrier-ordered-before"), with all that lies around them.
+    """
+    if _WEAKLY_ORDERED:
+        _turn.release()
+        _turn.acquire()
+
+
+_WEAKLY_ORDERED = this_machine() is not Machine.X86_64
 
 
 class RingError(NcclwatchError):
@@ -30,8 +49,8 @@ class RingError(NcclwatchError):
 class RingReader:
     """The consumer of a ring of records of one dtype; there must be only one.
 
-    ``fd`` is the map's descriptor, which stays the caller's; ``size`` the ring's size in bytes. On x86-64 loads and stores of
-    one core are seen in order, so no barrier is needed.
+    ``fd`` is the map's descriptor, which stays the caller's; ``size`` the ring's size in bytes. What the kernel wrote
+    before it moved its position on is seen after that: see :func:`_fence`.
     """
 
     def __init__(self, fd: int, size: int, dtype: np.dtype[Any]) -> None:
@@ -116,6 +135,7 @@ class RingDecoder:
     def read(self) -> npt.NDArray[Any]:
         """Copy all records up to the first one that is still being written."""
         position, pending = int(self._consumer[0]), self.pending()
+        _fence()
         if not 0 <= pending <= self._size or position % 8:
             raise RingError(f"the ring cannot hold {pending} bytes from {position} on")
         left = pending // self._slot.itemsize
@@ -129,6 +149,7 @@ class RingDecoder:
             position += finished * self._slot.itemsize
             left = left - count if finished == count else 0
         # The copies are made: the kernel may use the room again.
+        _fence()
         self._consumer[0] = position
         return (joined(found) if found else np.zeros(0, self._slot["record"])).view(self._dtype)
 
@@ -136,6 +157,7 @@ class RingDecoder:
         """The records of ``count`` slots in a row, and how many slots there are before one that is still being written."""
         slots = np.frombuffer(self._data, self._slot, count, start)
         headers = slots["header"].copy()
+        _fence()
         if (headers == self._length).all():
             # All of them are finished: one copy, as bytes.
             return slots["record"].copy(), count

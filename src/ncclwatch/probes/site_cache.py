@@ -18,8 +18,9 @@ from typing import Any
 from ncclwatch.model.events import Function
 from ncclwatch.probes.functions import FUNCTIONS
 from ncclwatch.probes.image_cache import ImageCache, release
+from ncclwatch.probes.instructions import CostClass
 from ncclwatch.probes.map_layouts import SiteKind
-from ncclwatch.probes.sites import CostClass, FunctionSites, ProbeSite, find_sites
+from ncclwatch.probes.sites import FunctionSites, ProbeSite, find_sites
 from ncclwatch.target.elf import ElfFile
 
 TIMEOUT_S = 60

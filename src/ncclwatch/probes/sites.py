@@ -3,45 +3,34 @@
 Return instructions are probed in place of uretprobes, because those replace the return address on the stack and so break
 unwinding of exactly the threads that hang. A breakpoint must never land inside an instruction: functions are disassembled
 (capstone) from their symbol to its end, and a function that does not decode to exactly its size gets no return sites.
-
-Costs: ``arch/x86/kernel/uprobes.c``, ``branch_setup_ops`` and ``push_setup_ops`` (Linux 5.8 to 6.18).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from ncclwatch.model.events import Function
 from ncclwatch.probes.functions import FUNCTIONS, FunctionSpec
+from ncclwatch.probes.instructions import (
+    CostClass,
+    cost_class,
+    disassemble,
+    entry_of,
+    is_jump,
+    is_return,
+    jump_target,
+)
 from ncclwatch.probes.map_layouts import SiteKind
 from ncclwatch.target.elf import PT_LOAD, SHT_DYNSYM, ElfError, ElfFile, Symbol
+from ncclwatch.target.machine import Machine
 
 MAX_FUNCTION_SIZE = 1 << 20
 """No exported function of NCCL comes near; a larger one is a damaged symbol."""
-_NAMES = r"p?nccl[A-Z]\w*"
+_NAMES = r"(p?nccl[A-Z]|cu(da)?(Graph|Stream)[A-Z])\w*"
 _SYMBOL_SIZE = 24
 _MOST_SYMBOLS_OF_NCCL = 5000
-_ENDBR64 = b"\xf3\x0f\x1e\xfa"
-_NOP5 = b"\x0f\x1f\x44\x00\x00"
-
-
-class CostClass(StrEnum):
-    """How the kernel steps over the probed instruction; it decides what a hit costs."""
-
-    EMULATED = "emulated"
-    OPTIMISED = "optimised"
-    SINGLE_STEPPED = "single-stepped"
-
-    @property
-    def typical_ns(self) -> int:
-        """What a hit that writes a record costs in ns on a virtual machine, where traps cost most.
-
-        Measured by tests/benchmarks/bench_probe_hit.py on Linux 6.18; on bare metal expect a third or less.
-        """
-        return {CostClass.EMULATED: 1060, CostClass.OPTIMISED: 820, CostClass.SINGLE_STEPPED: 10700}[self]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +58,6 @@ class FunctionSites:
     problem: str = ""
 
 
-def cost_class(code: bytes) -> CostClass:
-    """The cost class of an instruction by its bytes.
-
-    Emulated are near jumps, calls and conditional jumps, the one-byte nop, and pushes of a general register; the five-byte nop is
-    replaced by a call from Linux 6.18 on and single-stepped or emulated before. Everything else is single-stepped.
-    """
-    if code == _NOP5:
-        return CostClass.OPTIMISED
-    first = code[0]
-    near_branch = first in (0xE8, 0xE9, 0xEB) or 0x70 <= first <= 0x7F or (first == 0x0F and 0x80 <= code[1] <= 0x8F)
-    push = (len(code) == 1 and 0x50 <= first <= 0x57) or (len(code) == 2 and first == 0x41 and 0x50 <= code[1] <= 0x57)
-    if near_branch or push or code == b"\x90":
-        return CostClass.EMULATED
-    return CostClass.SINGLE_STEPPED
-
-
 def code_range(elf: ElfFile, sites: Iterable[FunctionSites]) -> tuple[int, int]:
     """Where NCCL's own code lies (addresses as linked): a call from in there is not the user's.
 
@@ -105,10 +78,10 @@ def code_range(elf: ElfFile, sites: Iterable[FunctionSites]) -> tuple[int, int]:
 def find_sites(elf: ElfFile, functions: Iterable[Function] | None = None) -> tuple[FunctionSites, ...]:
     """Sites of every function of NCCL the file has, in order of address; each address once.
 
-    ``functions`` restricts them. Raises :class:`ElfError` for a damaged file and for one that is not x86-64.
+    ``functions`` restricts them. Raises :class:`ElfError` for a damaged file and for one of an
+    architecture that ncclwatch does not know.
     """
-    if elf.machine != 62:
-        raise ElfError(f"{elf.name} is not for x86-64", "ncclwatch probes x86-64 only")
+    _machine_of(elf)
     wanted = set(FUNCTIONS if functions is None else functions)
     # A static NCCL may be hidden: then it is in the symbol table only.
     symbols = elf.exports(_NAMES) or elf.symbols(_NAMES)
@@ -127,25 +100,25 @@ def _function_sites(elf: ElfFile, spec: FunctionSpec, symbol: Symbol) -> Functio
     """Entry and return sites of one function, or ``None`` when the symbol is no code of the file."""
     if not 0 < symbol.size <= MAX_FUNCTION_SIZE or elf.file_offset(symbol.address) is None:
         return None
-    code = _disassemble(elf, symbol.address, symbol.size)
+    code = _code(elf, symbol.address, symbol.size)
     if not code:
         return None
-    # After endbr64 nothing has changed yet, and the next instruction is mostly a push, which costs a twentieth.
-    first = code[1] if code[0].bytes == _ENDBR64 and len(code) > 1 else code[0]
-    entry = _site(elf, spec, symbol, SiteKind.ENTER, first)
+    entry = _site(elf, spec, symbol, SiteKind.ENTER, entry_of(_machine_of(elf), code))
+    if entry.cost is CostClass.REFUSED:
+        return None
     returns, problem = _find_returns(elf, symbol, code)
     sites = tuple(_site(elf, spec, symbol, SiteKind.LEAVE, instruction) for instruction in returns)
     return FunctionSites(spec.function, symbol.name.removeprefix("p"), entry, sites, problem)
 
 
-def _disassemble(elf: ElfFile, address: int, size: int) -> list[Any]:
-    """The instructions of a stretch of code, as far as they decode."""
-    # capstone takes 10 MB: only who looks for sites pays for it.
-    import capstone
+def _machine_of(elf: ElfFile) -> Machine:
+    if elf.architecture is None:
+        raise ElfError(f"{elf.name} is for another architecture", "ncclwatch probes x86-64 and aarch64 only")
+    return elf.architecture
 
-    engine = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
-    engine.detail = False
-    return list(engine.disasm(elf.read_address(address, size), address))
+
+def _code(elf: ElfFile, address: int, size: int) -> list[Any]:
+    return disassemble(_machine_of(elf), elf.read_address(address, size), address)
 
 
 def _find_returns(elf: ElfFile, symbol: Symbol, code: list[Any]) -> tuple[list[Any], str]:
@@ -153,7 +126,7 @@ def _find_returns(elf: ElfFile, symbol: Symbol, code: list[Any]) -> tuple[list[A
     stretches = [(symbol.address, symbol.size, code)]
     plain = symbol.name.removeprefix("p")
     parts = {part.address: part for name in (plain, "p" + plain) for part in elf.parts(name)}
-    stretches += [(part.address, part.size, _disassemble(elf, part.address, part.size)) for part in parts.values()]
+    stretches += [(part.address, part.size, _code(elf, part.address, part.size)) for part in parts.values()]
     for begin, size, instructions in stretches:
         decoded = instructions[-1].address + instructions[-1].size - begin if instructions else 0
         if decoded != size:
@@ -162,10 +135,10 @@ def _find_returns(elf: ElfFile, symbol: Symbol, code: list[Any]) -> tuple[list[A
     returns, tail_calls, unknown_jumps = [], 0, 0
     for _, _, instructions in stretches:
         for instruction in instructions:
-            if instruction.mnemonic.split()[-1] in ("ret", "retq", "retn"):
+            if is_return(instruction):
                 returns.append(instruction)
-            elif instruction.mnemonic in ("jmp", "notrack jmp"):
-                target = _direct_target(instruction)
+            elif is_jump(instruction):
+                target = jump_target(instruction)
                 if target is None:
                     unknown_jumps += 1
                 elif not any(begin <= target < end for begin, end in inside):
@@ -184,11 +157,6 @@ def _describe_problem(returns: int, tail_calls: int, unknown_jumps: int, strippe
     return f"leave may be incomplete: {unknown_jumps} indirect jumps" if unknown_jumps else ""
 
 
-def _direct_target(instruction: Any) -> int | None:
-    text = instruction.op_str
-    return int(text, 16) if text.startswith("0x") else None
-
-
 def _site(elf: ElfFile, spec: FunctionSpec, symbol: Symbol, kind: SiteKind, instruction: Any) -> ProbeSite:
     offset = elf.file_offset(instruction.address)
     if offset is None:
@@ -196,5 +164,12 @@ def _site(elf: ElfFile, spec: FunctionSpec, symbol: Symbol, kind: SiteKind, inst
     code = bytes(instruction.bytes)
     text = f"{instruction.mnemonic} {instruction.op_str}".strip()
     return ProbeSite(
-        spec.function, symbol.name.removeprefix("p"), kind, instruction.address, offset, text, code, cost_class(code)
+        spec.function,
+        symbol.name.removeprefix("p"),
+        kind,
+        instruction.address,
+        offset,
+        text,
+        code,
+        cost_class(code, _machine_of(elf)),
     )

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from ncclwatch.errors import NcclwatchError, PrivilegeError
+from ncclwatch.target.machine import this_machine
 
 MINIMUM_KERNEL = (5, 8)
 """The first with BPF ring buffers (``bpf_ringbuf_reserve``)."""
@@ -32,8 +33,10 @@ def check_support(*, machine: str = "", release: str = "", euid: int | None = No
     """
     machine = machine or platform.machine()
     release = release or platform.release()
-    if machine != "x86_64":
-        raise UnsupportedError(f"NCCL calls cannot be traced on {machine}", _STILL.format("ncclwatch probes x86-64 only"))
+    if this_machine(machine) is None:
+        raise UnsupportedError(
+            f"NCCL calls cannot be traced on {machine}", _STILL.format("ncclwatch probes x86-64 and aarch64 only")
+        )
     if kernel_release(release) < MINIMUM_KERNEL:
         raise UnsupportedError(f"NCCL calls cannot be traced on kernel {release}", _STILL.format("it takes kernel 5.8 or later"))
     if not _UPROBE_PMU.exists():

@@ -41,7 +41,7 @@ class Leave(StrEnum):
 
     NONE = "none"
     BLOCKING = "blocking"
-    """Of functions that wait for other ranks by design."""
+    """Of functions that wait for other ranks by design, and of those that make something."""
     ALL = "all"
 
 
@@ -194,7 +194,7 @@ class CallTracer:
         return (found.entry, *found.returns) if self._sees_leave(found.function) else (found.entry,)
 
     def _sees_leave(self, function: Function) -> bool:
-        return self._leave is Leave.ALL or (self._leave is Leave.BLOCKING and FUNCTIONS[function].can_block)
+        return self._leave is Leave.ALL or (self._leave is Leave.BLOCKING and FUNCTIONS[function].tells_on_return)
 
     def _register_site(self, binary: _Binary, site: ProbeSite) -> None:
         number = self._free_sites.pop()

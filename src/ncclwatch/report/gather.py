@@ -189,23 +189,3 @@ def _counted(values: Mapping[str, int]) -> str:
     most = sorted(values.items(), key=lambda item: (-item[1], item[0]))
     shown = [f"{value} × {number}" if number > 1 else value for value, number in most[:8]]
     return "; ".join(shown) + (f"; … {len(most) - 8} more" if len(most) > 8 else "")
-
-
-def paths_to(culprits: set[int], waiting: set[Pair], most: int = 60) -> dict[int, tuple[int, int]]:
-    """For each rank that waits, directly or through others, for a culprit: (the rank it waits for on the shortest way, how far).
-
-    At most ``most`` ranks, the nearest first.
-    """
-    waited_for: dict[int, list[int]] = {}
-    for waiter, other in sorted(waiting):
-        waited_for.setdefault(other, []).append(waiter)
-    found: dict[int, tuple[int, int]] = {}
-    current, depth = sorted(culprits), 1
-    while current and len(found) < most:
-        following = []
-        for waiter, rank in [(waiter, at) for at in current for waiter in waited_for.get(at, ())]:
-            if waiter not in culprits and waiter not in found and len(found) < most:
-                found[waiter] = (rank, depth)
-                following.append(waiter)
-        current, depth = following, depth + 1
-    return found

@@ -10,7 +10,7 @@ from ncclwatch import __version__
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.report import svg
-from ncclwatch.report.gather import Report, paths_to
+from ncclwatch.report.gather import Report
 from ncclwatch.report.history import Incident
 from ncclwatch.report.svg import text
 from ncclwatch.text import duration, ranges
@@ -20,6 +20,7 @@ from ncclwatch.view.states import BY_LETTER, URGENCY
 from ncclwatch.view.steps import operation_name, waits_for
 from ncclwatch.view.verdict_text import communicator_name, culprit_name, link_name
 from ncclwatch.view.verdict_text import operation_name as operation_words
+from ncclwatch.view.waits import paths_to
 from ncclwatch.view.why import parts
 from ncclwatch.view.work_text import work_line
 

@@ -1,23 +1,31 @@
-"""What a session says, as Prometheus metrics (text format 0.0.4). Names, units and labels: ``docs/metrics.md``."""
+"""What a session says as metrics, and these as Prometheus reads them (text format 0.0.4).
+
+Names, units and labels: ``docs/metrics.md``.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from ncclwatch import __version__
+from ncclwatch.model.metric import Labels, Metric
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.text import clean
+from ncclwatch.view.builder import Told, ViewBuilder
 from ncclwatch.view.frame import View
 from ncclwatch.view.states import STATES, Accused, is_accused
 from ncclwatch.view.verdict_text import culprit_name
 
+if TYPE_CHECKING:
+    from ncclwatch.engine.session import Update
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_RANKS = 4096
 """Ranks with metrics of their own; of more only the sums are told."""
-
-Labels = Mapping[str, object]
 
 
 @dataclass(slots=True)
@@ -37,12 +45,35 @@ class Counts:
         self.recoveries.update(verdict.verdict_class.value for verdict in verdicts)
 
 
+class Watched:
+    """The newest view of a session, and what was counted of it; told by one thread, read by any."""
+
+    def __init__(self) -> None:
+        self.view: View | None = None
+        self.counts = Counts()
+        self._builder = ViewBuilder()
+
+    def begin(self, session: Told) -> None:
+        """The first view."""
+        self.view = self._builder.begin(session, time.time())
+
+    def update(self, session: Told, update: Update) -> None:
+        """Keep the newest view, and count."""
+        self.counts.told(update.told)
+        self.counts.recovered(recovery.verdict for recovery in update.recoveries)
+        view = self._builder.feed(session, update, time.time())
+        if view is not None:
+            self.counts.samples += 1
+            self.view = view
+
+
 def metrics(view: View | None, counts: Counts) -> str:
     """The whole page."""
-    return "".join(_page(view, counts))
+    return "".join(map(_text, families(view, counts)))
 
 
-def _page(view: View | None, counts: Counts) -> Iterator[str]:
+def families(view: View | None, counts: Counts) -> Iterator[Metric]:
+    """Every metric that has a value."""
     yield from _metric("ncclwatch_build_info", "gauge", "Version of ncclwatch.", [({"version": __version__}, 1)])
     yield from _metric(
         "ncclwatch_samples_total", "counter", "Rounds of samples of the processes' memory.", [({}, counts.samples)]
@@ -65,7 +96,7 @@ def _page(view: View | None, counts: Counts) -> Iterator[str]:
     yield from _network(view)
 
 
-def _job(view: View) -> Iterator[str]:
+def _job(view: View) -> Iterator[Metric]:
     frame = view.frame
     yield from _metric(
         "ncclwatch_last_sample_timestamp_seconds",
@@ -100,7 +131,7 @@ def _job(view: View) -> Iterator[str]:
         yield from _metric(name, "gauge", text, [({}, value)])
 
 
-def _verdicts(view: View) -> Iterator[str]:
+def _verdicts(view: View) -> Iterator[Metric]:
     standing = [verdict for verdict in view.frame.verdicts if verdict.verdict_class.accuses]
     labelled = [
         (
@@ -135,7 +166,7 @@ def _verdicts(view: View) -> Iterator[str]:
     )  # fmt: skip
 
 
-def _ranks(view: View) -> Iterator[str]:
+def _ranks(view: View) -> Iterator[Metric]:
     windows = view.frame.windows[:MAX_RANKS]
     accused = Accused.by(view.frame.verdicts)
     labels: list[Labels] = [
@@ -167,7 +198,7 @@ def _ranks(view: View) -> Iterator[str]:
         yield from _metric(name, "gauge", text, zip(labels, values, strict=True))
 
 
-def _work(view: View) -> Iterator[str]:
+def _work(view: View) -> Iterator[Metric]:
     """What the ports of ranks carried, in their newest windows."""
     windows = view.ports[:MAX_RANKS]
     labels: list[dict[str, object]] = [
@@ -211,7 +242,7 @@ def _seconds(ns: float | None) -> float | None:
     return None if ns is None else ns / 1e9
 
 
-def _network(view: View) -> Iterator[str]:
+def _network(view: View) -> Iterator[Metric]:
     nics = [row.record for row in view.frame.nics or ()]
     labels: list[Labels] = [
         {"host": clean(nic.host, 64), "nic": clean(nic.name, 64), "used": str(bool(nic.used_by)).lower()}
@@ -228,17 +259,21 @@ def _network(view: View) -> Iterator[str]:
         yield from _metric(name, "gauge", text, zip(labels, values, strict=True))
 
 
-def _metric(name: str, kind: str, text: str, samples: Iterable[tuple[Labels, float | None]]) -> Iterator[str]:
+def _metric(
+    name: str, kind: Literal["gauge", "counter"], text: str, samples: Iterable[tuple[Labels, float | None]]
+) -> Iterator[Metric]:
     """One metric with its samples; a value that is not known is left out, and a metric without values too."""
-    started = False
-    for labels, value in samples:
-        if value is None:
-            continue
-        if not started:
-            started = True
-            yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+    known = tuple((labels, value) for labels, value in samples if value is not None)
+    if known:
+        yield Metric(name, kind, text, known)
+
+
+def _text(metric: Metric) -> str:
+    lines = [f"# HELP {metric.name} {metric.text}", f"# TYPE {metric.name} {metric.kind}"]
+    for labels, value in metric.samples:
         inner = ",".join(f'{key}="{_escape(str(item))}"' for key, item in labels.items())
-        yield f"{name}{f'{{{inner}}}' if inner else ''} {_number(value)}\n"
+        lines.append(f"{metric.name}{f'{{{inner}}}' if inner else ''} {_number(value)}")
+    return "\n".join(lines) + "\n"
 
 
 def _escape(text: str) -> str:

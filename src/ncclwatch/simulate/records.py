@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 
 from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
+from ncclwatch.model.network import NetworkLook
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.simulate.layout import groups, node_of
 from ncclwatch.simulate.observe import HOST_PREFIX, Cast
 from ncclwatch.simulate.state_plane import StateReader
 from ncclwatch.simulate.timeline import Block, Calling, Timeline
-from ncclwatch.simulate.wire import TIMING_DTYPE, Events, RecordSet, Wire, sharing
+from ncclwatch.simulate.wire import TIMING_DTYPE, Events, RecordSet, Wire, decode, encode, sharing
+from ncclwatch.simulate.wire_plane import listings
 
 BATCH = 1024
 """Samples that are sent through bytes at once."""
@@ -148,6 +150,9 @@ class Observer:
         self._timings: dict[str, tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], Events]] = {}
         if "timing" in self._planes:
             self._take_timings()
+        self._network: list[tuple[float, tuple[str, int, int, NetworkLook]]] = []
+        if "wire" in self._planes:
+            self._take_network()
 
     def _take_samples(self, times: Sequence[float]) -> None:
         """Every sample goes through bytes: what is handed out was rebuilt from the model's fields alone."""
@@ -217,6 +222,15 @@ class Observer:
             called, started, finished = (np.array([e[k] for e in entries]) for k in range(3))
             self._timings[host] = (called, started, finished, np.array([e[3] for e in entries], TIMING_DTYPE))
 
+    def _take_network(self) -> None:
+        times: list[float] = []
+        records = RecordSet()
+        clocks = {self.cast.info(rank).host: self.cast.clock(rank) for rank in range(self.timeline.scenario.layout.world)}
+        for time, host, look in listings(self.timeline, self.cast):
+            times.append(time)
+            records.network.append((host, clocks[host].monotonic_ns(time), clocks[host].wall_ns(time), look))
+        self._network = list(zip(times, decode(encode(records)).network, strict=True))
+
     def until(self, time: float, *, history_s: float = math.inf) -> RecordSet:
         """What has arrived by true time ``time``; state samples of the last ``history_s`` only."""
         samples = [
@@ -231,4 +245,5 @@ class Observer:
             part["finished_ns"][finished[:n] > time] = 0
             timings[host] = part
         lost = {host: int(np.searchsorted(times, time, "right")) for host, times in self._lost.items()}
-        return RecordSet([s for s in samples if s], calls, timings, lost, self._planes)
+        network = [said for arrived, said in self._network if arrived <= time]
+        return RecordSet([s for s in samples if s], calls, timings, lost, self._planes, network)

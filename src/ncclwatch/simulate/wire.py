@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.model.events import EVENT_DTYPE
+from ncclwatch.model.network import NetworkLook
 from ncclwatch.model.state import Communicator, PeerInfo, ProcessSample
 
 Events = NDArray[np.void]
@@ -33,8 +34,9 @@ of the node's CLOCK_REALTIME, 0 for not yet. ``function`` is that of the call ev
 class RecordSet:
     """Everything an engine would have at one moment. ``samples`` holds one sequence per observed process, in time order.
 
-    ``calls`` and ``timings`` are by host, in order of arrival; ``lost`` counts records known to be lost, by host. A plane that
-    is not in ``planes`` was not collected anywhere; a host that is missing has no agent.
+    ``calls`` and ``timings`` are by host, in order of arrival; ``lost`` counts records known to be lost, by host. ``network`` is
+    what hosts said of their connections, each with host and its CLOCK_MONOTONIC and CLOCK_REALTIME (ns), in order of arrival. A
+    plane that is not in ``planes`` was not collected anywhere; a host that is missing has no agent.
     """
 
     samples: list[list[ProcessSample]] = field(default_factory=list)
@@ -42,6 +44,7 @@ class RecordSet:
     timings: dict[str, Events] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
     planes: tuple[str, ...] = ()
+    network: list[tuple[str, int, int, NetworkLook]] = field(default_factory=list)
 
 
 class _Document(msgspec.Struct, array_like=True):
@@ -55,6 +58,7 @@ class _Document(msgspec.Struct, array_like=True):
     hosts: tuple[list[str], list[str]]
     lost: dict[str, int]
     planes: tuple[str, ...]
+    network: list[tuple[str, int, int, NetworkLook]]
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -90,7 +94,7 @@ def encode(records: RecordSet, peers: WrittenPeers | None = None) -> bytes:
     numbers = [[tuple(peers.number(c.peers) for c in s.communicators) for s in series] for series in records.samples]
     samples = [[_without_peers(s) for s in series] for series in records.samples]
     hosts = sorted(records.calls), sorted(records.timings)
-    text = _ENCODER.encode(_Document(samples, numbers, peers.take_new(), hosts, records.lost, records.planes))
+    text = _ENCODER.encode(_Document(samples, numbers, peers.take_new(), hosts, records.lost, records.planes, records.network))
     out = io.BytesIO()
     out.write(len(text).to_bytes(8, "little") + text)
     for host in sorted(records.calls):
@@ -115,7 +119,7 @@ def _decode(data: bytes, peers: list[tuple[PeerInfo, ...]], known: dict[Any, Any
         [_with_peers(sample, [peers[number] for number in own], known) for sample, own in zip(series, numbers, strict=True)]
         for series, numbers in zip(document.samples, document.numbers, strict=True)
     ]
-    return RecordSet(samples, calls, timings, document.lost, document.planes)
+    return RecordSet(samples, calls, timings, document.lost, document.planes, document.network)
 
 
 def _without_peers(sample: ProcessSample) -> ProcessSample:

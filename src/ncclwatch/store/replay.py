@@ -14,11 +14,12 @@ from typing import Any
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.session import Update
-from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.errors import TargetError
 from ncclwatch.knowledge.session import InformedSession
 from ncclwatch.messaging.limits import FormatError
 from ncclwatch.messaging.reader import BatchReader
+from ncclwatch.remote.iterations import Timed, recent_iterations
+from ncclwatch.slow_modes import SlowRule
 from ncclwatch.store.container import Container, FrameRef, Kind
 from ncclwatch.text import clean, duration, size
 
@@ -170,6 +171,11 @@ class Replay(InformedSession):
             yield time_ns, self.judge(time_ns)
 
     # --- what surfaces ask ---------------------------------------------------------------------------------------------
+
+    @property
+    def iterations(self) -> list[Timed]:
+        """The newest iterations of the moment."""
+        return recent_iterations(self.diagnosis)
 
     def about(self) -> str:
         """The recordings in a line."""

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ncclwatch.errors import TargetError
+from ncclwatch.target.machine import OF_ELF, Machine
 from ncclwatch.target.symbols import ROW, Symbol, SymbolTable, Table, text_at
 
 __all__ = ["ElfError", "ElfFile", "Section", "Segment", "Symbol"]
@@ -112,6 +113,11 @@ class ElfFile:
             os.close(fd)
             self.fd = -1
             raise
+
+    @property
+    def architecture(self) -> Machine | None:
+        """The architecture it is for; ``None`` for one that ncclwatch does not know."""
+        return OF_ELF.get(self.machine)
 
     @classmethod
     def open(cls, path: str | Path) -> ElfFile:

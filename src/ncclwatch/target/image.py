@@ -31,8 +31,7 @@ from ncclwatch.model.state import CpuLimit, ProcessInfo, ProcessSample, VersionS
 from ncclwatch.model.traits import Traits
 from ncclwatch.target.layout import Layout, LayoutError
 from ncclwatch.target.maps import Mapping
-from ncclwatch.target.memory import PAGE_SIZE
-from ncclwatch.target.recorded import ImageReader
+from ncclwatch.target.recorded import BLOCK, ImageReader
 from ncclwatch.target.sampler import ProcessFacts, Sampler
 
 MAGIC = b"ncclwatch-image\n"
@@ -180,7 +179,7 @@ def write_image(processes: Sequence[RecordedProcess], path: Path) -> None:
         "tool": __version__,
         "processes": described,
         "layouts": [layout.to_json() for layout in layouts],
-        "page_size": PAGE_SIZE,
+        "page_size": BLOCK,
     }
     packed_description = lzma.compress(json.dumps(description, separators=(",", ":")).encode())
     packed_pages = lzma.compress(b"".join(store))
@@ -271,7 +270,7 @@ def _describe(process: RecordedProcess, store: dict[bytes, int], layouts: list[L
 
 
 def _processes(description: _Description, pages: bytes) -> list[RecordedProcess]:
-    if description.page_size != PAGE_SIZE or len(pages) % PAGE_SIZE:
+    if description.page_size != BLOCK or len(pages) % BLOCK:
         raise ValueError("page size")
     layouts = [_layout(bytes(layout)) for layout in description.layouts]
     return [
@@ -287,16 +286,14 @@ def _processes(description: _Description, pages: bytes) -> list[RecordedProcess]
 
 
 def _sample(data: Any, pages: bytes) -> RecordedSample:
-    count = len(pages) // PAGE_SIZE
+    count = len(pages) // BLOCK
     return RecordedSample(
         facts=_facts(dict(data["facts"])),
         duration_ns=int(data["duration_ns"]),
         found={int(address): str(how) for address, how in data["found"]},
         torn=int(data["torn"]),
         truncated=tuple(str(line) for line in data["truncated"]),
-        pages={
-            int(address): pages[_index(number, count) * PAGE_SIZE : (number + 1) * PAGE_SIZE] for address, number in data["pages"]
-        },
+        pages={int(address): pages[_index(number, count) * BLOCK : (number + 1) * BLOCK] for address, number in data["pages"]},
     )
 
 

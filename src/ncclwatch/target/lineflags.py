@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ncclwatch.target.decode import Decoder
-from ncclwatch.target.memory import PAGE_SIZE
-from ncclwatch.target.recorded import pages_of
+from ncclwatch.target.recorded import BLOCK, pages_of
 
 LL_LINE = 16
 """Fact: bytes of a line (``ncclLLFifoLine``); half of them are data."""
@@ -73,11 +72,11 @@ def blank(pages: Mapping[int, bytes], lines: Mapping[int, tuple[int, Iterable[in
         places = list(flags)
         for page in {own for place in places for own in pages_of(place, FLAG_BYTES)} & kept.keys():
             content = bytearray(kept[page])
-            low, high = max(start, page) - page, min(start + size, page + PAGE_SIZE) - page
+            low, high = max(start, page) - page, min(start + size, page + BLOCK) - page
             words = {
                 place: bytes(content[place - page : place - page + FLAG_BYTES])
                 for place in places
-                if page <= place < page + PAGE_SIZE
+                if page <= place < page + BLOCK
             }
             content[low:high] = bytes(high - low)
             for place, word in words.items():

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ncclwatch.model.state import VersionSource
 from ncclwatch.target.layout import (
@@ -25,6 +25,7 @@ from ncclwatch.target.layout import (
     struct_from_json,
     struct_to_json,
 )
+from ncclwatch.target.machine import Machine
 
 FORMAT = "ncclwatch.layouts/1"
 FILE_NAME = "layouts.json.xz"
@@ -38,6 +39,16 @@ class Build:
     version: Version
     cuda: str
     packages: tuple[str, ...]
+    machine: Machine = Machine.X86_64
+
+
+class Entry(NamedTuple):
+    """What a wheel says: its layout, the CUDA version it is made for, its package, and its architecture."""
+
+    layout: Layout
+    cuda: str
+    package: str
+    machine: Machine = Machine.X86_64
 
 
 class Manifest:
@@ -51,7 +62,14 @@ class Manifest:
             self._enums: list[Any] = data["enums"]
             self._rows: list[dict[str, Any]] = data["builds"]
             self.builds: tuple[Build, ...] = tuple(
-                Build(row["build_id"], _version(row["version"]), row["cuda"], tuple(row["packages"])) for row in self._rows
+                Build(
+                    row["build_id"],
+                    _version(row["version"]),
+                    row["cuda"],
+                    tuple(row["packages"]),
+                    Machine(row.get("machine", Machine.X86_64)),
+                )
+                for row in self._rows
             )
         except (KeyError, TypeError, ValueError) as error:
             raise LayoutError(f"damaged layout manifest ({error})", "install ncclwatch again") from None
@@ -63,13 +81,13 @@ class Manifest:
                 return self._layout(number, VersionSource.BUILD_ID)
         return None
 
-    def by_version(self, version: Version, cuda: str = "") -> Layout | None:
-        """The layout that builds of this version share, without symbols; ``None`` for a version that is not known.
+    def by_version(self, version: Version, cuda: str = "", machine: Machine = Machine.X86_64) -> Layout | None:
+        """The layout that builds of this version for one architecture share, without symbols; ``None`` for an unknown version.
 
         Builds for the same CUDA, then the same major CUDA version, are preferred. Where those differ in a structure, it is left
         out: its signals are unavailable rather than wrong.
         """
-        numbers = [number for number, build in enumerate(self.builds) if build.version == version]
+        numbers = [number for number, build in enumerate(self.builds) if (build.version, build.machine) == (version, machine)]
         if not numbers:
             return None
         numbers = self._nearest(numbers, cuda)
@@ -83,6 +101,12 @@ class Manifest:
             enums={k: v for k, v in first.enums.items() if all(other.enums.get(k) == v for other in layouts)},
             symbols={},
         )
+
+    def entries(self) -> Iterator[Entry]:
+        """What it was made from, package by package."""
+        for number, build in enumerate(self.builds):
+            layout = self._layout(number, VersionSource.BUILD_ID)
+            yield from (Entry(layout, build.cuda, package, build.machine) for package in build.packages)
 
     def _nearest(self, numbers: list[int], cuda: str) -> list[int]:
         """Builds for the same CUDA, else for its major version, else all: members depend on CUDART_VERSION (NVLS: from 12.1)."""
@@ -101,15 +125,12 @@ class Manifest:
         return Layout(build.build_id, build.version, source, structs, enums, symbols)
 
 
-def build_manifest(entries: Iterable[tuple[Layout, str, str]]) -> dict[str, Any]:
-    """The manifest's JSON data from (layout, CUDA version, package) of each wheel; deterministic for the same input.
-
-    Packages with the same build are one entry.
-    """
+def build_manifest(entries: Iterable[Entry]) -> dict[str, Any]:
+    """The manifest's JSON data; deterministic for the same input. Packages with the same build are one row."""
     structs: dict[str, int] = {}
     enums: dict[str, int] = {}
     rows: dict[str, dict[str, Any]] = {}
-    for layout, cuda, package in entries:
+    for layout, cuda, package, machine in entries:
         if not layout.build_id or layout.version is None:
             raise LayoutError(f"{package} has no build id or no version")
         if layout.build_id in rows:
@@ -120,6 +141,7 @@ def build_manifest(entries: Iterable[tuple[Layout, str, str]]) -> dict[str, Any]
             "version": list(layout.version),
             "cuda": cuda,
             "packages": [package],
+            "machine": machine,
             "structs": _pooled(structs, {name: struct_to_json(struct) for name, struct in layout.structs.items()}),
             "enums": _pooled(enums, {name: enum_to_json(values) for name, values in layout.enums.items()}),
             "symbols": {name: list(place) for name, place in sorted(layout.symbols.items())},

@@ -24,7 +24,7 @@ from ncclwatch.target.forbidden import hint as forbidden_hint
 from ncclwatch.target.maps import Mapping, read_maps
 
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
-"""Bytes in a page of this machine; x86-64 only, so the target's are the same."""
+"""Bytes in a page of this machine, and so of the target: 4 KiB on x86-64, 4, 16 or 64 KiB on aarch64."""
 
 IOV_MAX = 1024
 """Ranges the kernel takes in one process_vm_readv (UIO_MAXIOV)."""
@@ -32,8 +32,10 @@ IOV_MAX = 1024
 MAX_READ = 64 << 20
 """Bytes one call may ask for: a larger request is a corrupt length, not a structure of NCCL."""
 
-ADDRESS_LIMIT = 1 << 47
-"""First address that is not user space on x86-64 (4-level paging; with 5 levels, only memory asked for by address lies above)."""
+ADDRESS_LIMIT = 1 << 48
+"""First address that no process uses unless it asks for it: user space ends at 1 << 47 on x86-64 (4-level paging), at 1 << 48 on
+aarch64. Between the two nothing is mapped on x86-64, and reading there fails as anywhere else.
+"""
 
 LOWEST_ADDRESS = 0x10000
 """vm.mmap_min_addr: a smaller "pointer" is a tag such as ``(ncclComm*)0x1``."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from ncclwatch.errors import NcclwatchError, PrivilegeError, TargetError
 from ncclwatch.target.maps import PROC, Mapping, read_bounded
 
-_SYS_OPENAT2 = 437  # x86-64; Linux 5.6
+_SYS_OPENAT2 = 437  # Linux 5.6; the same number everywhere
 _RESOLVE_IN_ROOT = 0x10
 _RESOLVE_NO_MAGICLINKS = 0x02
 _AT_FDCWD = -100

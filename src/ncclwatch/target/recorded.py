@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from ncclwatch.target.maps import Mapping
 from ncclwatch.target.memory import (
     MAX_READ,
-    PAGE_SIZE,
     MemoryReader,
     Range,
     ReadCounters,
@@ -18,6 +17,9 @@ from ncclwatch.target.memory import (
     UnreadableError,
     is_allowed,
 )
+
+BLOCK = 4096
+"""Bytes of a piece of memory that is kept: the smallest page there is, so that a recording means the same on every machine."""
 
 
 class RecordingReader(ReaderOnTop):
@@ -50,7 +52,7 @@ class RecordingReader(ReaderOnTop):
         wanted = sorted(
             {page for pages in asked for page in pages if again or (page not in self.pages and page not in self._absent)}
         )
-        for page, data in zip(wanted, self._reader.read_many([(page, PAGE_SIZE) for page in wanted]), strict=True):
+        for page, data in zip(wanted, self._reader.read_many([(page, BLOCK) for page in wanted]), strict=True):
             if data is None:
                 self._absent.add(page)
             else:
@@ -83,9 +85,9 @@ class ImageReader:
 
     def scan(self, address: int, size: int) -> NDArray[np.uint64]:
         """What was recorded from ``address`` on without a gap."""
-        end = address & -PAGE_SIZE
+        end = address & -BLOCK
         while end in self._pages and end < address + size:
-            end += PAGE_SIZE
+            end += BLOCK
         size = min(size, end - address)
         data = from_pages(self._pages, address, size) if is_allowed(address, size) else None
         return np.frombuffer(data or b"", dtype=np.uint64, count=len(data or b"") // 8)
@@ -105,12 +107,12 @@ class ImageReader:
 
     def resident(self, start: int, end: int) -> list[Range]:
         """Runs of recorded pages."""
-        first, last = np.searchsorted(self._addresses, [start & -PAGE_SIZE, end])
+        first, last = np.searchsorted(self._addresses, [start & -BLOCK, end])
         pages = self._addresses[first:last].astype(np.int64)
         if not len(pages):
             return []
-        runs = np.split(pages, np.flatnonzero(np.diff(pages) != PAGE_SIZE) + 1)
-        return [(int(run[0]), len(run) * PAGE_SIZE) for run in runs]
+        runs = np.split(pages, np.flatnonzero(np.diff(pages) != BLOCK) + 1)
+        return [(int(run[0]), len(run) * BLOCK) for run in runs]
 
     def check(self) -> None:
         """A recording does not go away."""
@@ -118,15 +120,15 @@ class ImageReader:
 
 def pages_of(address: int, size: int) -> range:
     """Addresses of the pages that a range touches."""
-    return range(address & -PAGE_SIZE, address + size, PAGE_SIZE)
+    return range(address & -BLOCK, address + size, BLOCK)
 
 
 def from_pages(pages: dict[int, bytes], address: int, size: int) -> bytes | None:
     """A range put together from pages, or ``None`` when one of them is missing."""
-    first = address & -PAGE_SIZE
+    first = address & -BLOCK
     page = pages.get(first)
     offset = address - first
-    if page is not None and offset + size <= PAGE_SIZE:
+    if page is not None and offset + size <= BLOCK:
         return page[offset : offset + size]
     if size <= 0 or size > MAX_READ:
         return None

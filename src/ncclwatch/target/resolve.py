@@ -155,7 +155,8 @@ def _from_manifest_by_build_id(elf: ElfFile) -> Layout:
 def _from_manifest_by_version(elf: ElfFile, version: NcclVersion | None) -> Layout:
     if version is None:
         raise LayoutError("no NCCL version in it")
-    layout = manifest.load().by_version(version.number, version.cuda)
+    machine = elf.architecture
+    layout = manifest.load().by_version(version.number, version.cuda, machine) if machine else None
     if layout is None or not layout.has("ncclComm"):
         raise LayoutError(f"NCCL {format_version(version.number)} is not among the known releases")
     # Addresses of another build mean nothing here: only what this binary itself still names.

@@ -12,18 +12,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ncclwatch.target.machine import Machine, this_machine
 from ncclwatch.target.maps import PROC
 from ncclwatch.text import clean
 
 MAX_THREADS = 512
 
-# x86-64 system calls in which threads of a training job usually wait (arch/x86/entry/syscalls/syscall_64.tbl).
-SYSTEM_CALLS = {
+_OF_X86_64 = {
     0: "read", 1: "write", 3: "close", 7: "poll", 9: "mmap", 11: "munmap", 16: "ioctl", 23: "select", 24: "sched_yield",
     34: "pause", 35: "nanosleep", 42: "connect", 43: "accept", 44: "sendto", 45: "recvfrom", 46: "sendmsg", 47: "recvmsg",
     61: "wait4", 74: "fsync", 202: "futex", 230: "clock_nanosleep", 232: "epoll_wait", 247: "waitid", 270: "pselect6",
-    271: "ppoll", 281: "epoll_pwait", 288: "accept4", 426: "io_uring_enter", 441: "epoll_pwait2", 449: "futex_waitv",
+    271: "ppoll", 281: "epoll_pwait", 288: "accept4",
 }  # fmt: skip
+_OF_AARCH64 = {
+    22: "epoll_pwait", 29: "ioctl", 57: "close", 63: "read", 64: "write", 72: "pselect6", 73: "ppoll", 82: "fsync", 95: "waitid",
+    98: "futex", 101: "nanosleep", 115: "clock_nanosleep", 124: "sched_yield", 202: "accept", 203: "connect", 206: "sendto",
+    207: "recvfrom", 211: "sendmsg", 212: "recvmsg", 215: "munmap", 222: "mmap", 242: "accept4", 260: "wait4",
+}  # fmt: skip
+_OF_BOTH = {426: "io_uring_enter", 441: "epoll_pwait2", 449: "futex_waitv"}
+SYSTEM_CALLS = (_OF_AARCH64 if this_machine() is Machine.AARCH64 else _OF_X86_64) | _OF_BOTH
+"""System calls in which threads of a training job usually wait, by number (arch/x86/entry/syscalls/syscall_64.tbl;
+include/uapi/asm-generic/unistd.h).
+"""
 
 STATES = {"R": "running", "S": "sleeping", "D": "disk sleep", "T": "stopped", "t": "traced", "Z": "ended", "X": "ended"}
 

@@ -174,6 +174,7 @@ class ViewBuilder:
                 work=None if self._work is None else tuple(self._work.values()),
                 roles=getattr(session, "roles", {}),
                 layout=getattr(session, "layout", ""),
+                iterations=getattr(session, "iterations", ()),
             )
         )
 

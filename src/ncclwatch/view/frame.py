@@ -18,6 +18,7 @@ from ncclwatch.model.network import FlowRecord, NicRecord
 from ncclwatch.model.state import Communicator, ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.model.work import FlowWindow, Scope, WorkWindow
+from ncclwatch.remote.iterations import Timed
 from ncclwatch.view.states import Accused, letter
 from ncclwatch.view.waits import Pair, latencies, pairs
 
@@ -104,6 +105,8 @@ class Frame:
     """What communicators are for (data, tensor, …), by hash, where that was inferred."""
     layout: str = ""
     """How the job is divided among tensor, pipeline, data, … parallelism, where that was inferred."""
+    iterations: Sequence[Timed] = ()
+    """The newest iterations, oldest first, where calls are seen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,26 @@ def matrix(waits: Iterable[set[Pair]], ranks: Iterable[int]) -> WaitMatrix:
     return WaitMatrix(tuple(sorted(set(ranks))), share, number)
 
 
+def paths_to(culprits: set[int], waiting: set[Pair], most: int = 60) -> dict[int, tuple[int, int]]:
+    """For each rank that waits, directly or through others, for a culprit: (the rank it waits for on the shortest way, how far).
+
+    At most ``most`` ranks, the nearest first.
+    """
+    waited_for: dict[int, list[int]] = {}
+    for waiter, other in sorted(waiting):
+        waited_for.setdefault(other, []).append(waiter)
+    found: dict[int, tuple[int, int]] = {}
+    current, depth = sorted(culprits), 1
+    while current and len(found) < most:
+        following = []
+        for waiter, rank in [(waiter, at) for at in current for waiter in waited_for.get(at, ())]:
+            if waiter not in culprits and waiter not in found and len(found) < most:
+                found[waiter] = (rank, depth)
+                following.append(waiter)
+        current, depth = following, depth + 1
+    return found
+
+
 def _pairs(samples: Mapping[ProcessKey, ProcessSample], victims: Collection[int]) -> Iterator[Pair]:
     places = _global_ranks(samples.values())
     for sample in samples.values():

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ncclwatch.probes.sites import CostClass
+from ncclwatch.probes.instructions import CostClass
 from ncclwatch.wire.prices import NOTHING, HitCost, Tallies, Tally
 
 DEFAULT_BUDGET = 0.001

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ncclwatch.probes.sites import CostClass
+from ncclwatch.probes.instructions import CostClass
 from ncclwatch.wire.calibration import Calibrator
 from ncclwatch.wire.kernel import WireKernel
 from ncclwatch.wire.own_functions import Program

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ncclwatch.errors import NcclwatchError, PrivilegeError, TargetGoneError
 from ncclwatch.model.state import Direction
+from ncclwatch.probes.instructions import CostClass
 from ncclwatch.probes.namespaces import PidTranslation
-from ncclwatch.probes.sites import CostClass
-from ncclwatch.probes.support import check_support
+from ncclwatch.probes.support import UnsupportedError, check_support
 from ncclwatch.target.layout import Layout
+from ncclwatch.target.machine import Machine, this_machine
 from ncclwatch.target.maps import Mapping as MemoryMapping
 from ncclwatch.wire.accounts import QueuePairAccount
 from ncclwatch.wire.bursts import Bursts
@@ -57,6 +59,15 @@ def why_no_verbs(user: VerbsUser, files: Sequence[VerbsFile]) -> str:
     if library_of(user.pid, user.mappings) is None:
         return "this process does not use RDMA verbs: it has not loaded libibverbs"
     return "this process has no RDMA device open"
+
+
+def check_architecture() -> None:
+    """Raise :class:`UnsupportedError` where libibverbs' structures do not lie as :mod:`ncclwatch.wire.abi` says: the C library's
+    mutex in the middle of them takes 40 bytes on x86-64 and 48 on aarch64.
+    """
+    if this_machine() is not Machine.X86_64:
+        hint = "sockets and NCCL's steps are read all the same"
+        raise UnsupportedError(f"RDMA work requests are not counted on {platform.machine()}", hint)
 
 
 def check_numbering(proc: Path = Path("/proc")) -> None:
@@ -131,6 +142,7 @@ class WireSession:
         """The programs into the kernel, and their price; whether that went well."""
         try:
             check_support()
+            check_architecture()
             check_numbering()
             if self._kernel is None:
                 self._kernel = WireKernel()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ncclwatch.probes.sites import CostClass, cost_class
+from ncclwatch.probes.instructions import CostClass, cost_class
 from ncclwatch.target.maps import Mapping, mapping_at
 from ncclwatch.wire import abi
 from ncclwatch.wire.contexts import CompletionQueue, QueuePair, VerbsContext

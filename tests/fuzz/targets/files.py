@@ -22,12 +22,12 @@ from fuzz.harness import Target, scratch_file
 from fuzz.mutate import of_bytes, of_json, of_lines, of_packed, of_parts, pack, parts
 from fuzz.targets.messages import _bodies
 from ncclwatch.cli import stated_layout
-from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.messaging import packing
 from ncclwatch.messaging.keys import make_key, read_key
 from ncclwatch.messaging.spool import Spool
 from ncclwatch.pathprobe.token import read_token
 from ncclwatch.probes import site_cache
+from ncclwatch.slow_modes import SlowRule
 from ncclwatch.store import container
 from ncclwatch.store.replay import Recordings, Replay
 from ncclwatch.target import dwarf, image

@@ -13,7 +13,6 @@ import msgspec
 
 from fuzz.harness import Target
 from fuzz.mutate import of_bytes, of_packed, of_parts, pack, parts
-from ncclwatch.cli.remote_view import ViewReader, ViewWriter
 from ncclwatch.collect.batch import Change, NodeBatch, Overhead, PlaneState, ProcessChange
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.engine.live import LiveDiagnosis
@@ -44,6 +43,7 @@ from ncclwatch.model.state import Direction, ProcessSample
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow
 from ncclwatch.pathprobe.channel import Channel, admit, greet
+from ncclwatch.remote.job_view import ViewReader, ViewWriter
 from ncclwatch.view.builder import ViewBuilder
 from ncclwatch.wire import orders
 from ncclwatch.wire.orders import Bill, Follow, Order, Owner, Owners, Report, User

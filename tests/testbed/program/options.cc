@@ -26,6 +26,7 @@ constexpr struct {
           "testjob: %s\nusage: --rank N --ranks N --run-dir DIR --shape NAME [--count N] [--type i8|…|bf16] [--reduction sum|prod|max|min|avg]\n"
           "  [--iterations N] [--hold] [--verify] [--quiet] [--time] [--config] [--split-share] [--compute-us N] [--pause-us N] [--burst N] [--communicators N]\n"
           "  [--tp N] [--gate] [--abort-after S] [--watchdog S] [--fault KIND:rank=R,…]\n"
+          "  of shape serving: [--layers N] [--largest-batch N] [--prompt N] [--prefill-every N] [--idle-every N] [--idle-us N]\n"
           "  of shape training: [--cp N] [--pp N] [--ep N] [--schedule NAME] [--micro-batches N] … (training.h)\n",
           problem.c_str());
   exit(2);
@@ -117,6 +118,12 @@ Options parse_options(int argc, char** argv) {
       {"--abort-after", [&](auto& v) { options.abort_after_s = atof(v.c_str()); }},
   };
   add_training(options.training, valued);
+  const auto whole = [&valued](const char* name, int& value) { valued[name] = [&value](const std::string& v) { value = atoi(v.c_str()); }; };
+  whole("--largest-batch", options.serving.largest_batch);
+  whole("--prompt", options.serving.prompt);
+  whole("--prefill-every", options.serving.prefill_every);
+  whole("--idle-every", options.serving.idle_every);
+  valued["--idle-us"] = [&](auto& v) { options.serving.idle_us = atof(v.c_str()); };
   const std::map<std::string, bool*> switches = {
       {"--hold", &options.hold}, {"--verify", &options.verify}, {"--quiet", &options.quiet},
       {"--time", &options.timed}, {"--config", &options.use_config}, {"--gate", &options.gate},
@@ -134,7 +141,7 @@ Options parse_options(int argc, char** argv) {
     }
   }
   if (options.ranks < 1 || options.rank < 0 || options.rank >= options.ranks) usage("--rank must lie below --ranks");
-  if (options.tensor < 1 || options.burst < 1 || options.communicators < 1) usage("sizes must be positive");
+  if (options.tensor < 1 || options.burst < 1 || options.communicators < 1 || options.serving.largest_batch < 2) usage("sizes must be positive");
   options.training.activations = options.count;
   return options;
 }

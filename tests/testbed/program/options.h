@@ -11,6 +11,14 @@
 
 namespace job {
 
+struct ServingOptions {
+  int largest_batch = 4;          // --largest-batch: requests; there is a graph for each power of two up to it
+  int prompt = 16;                // --prompt: tokens of new requests, computed together
+  int prefill_every = 8;          // --prefill-every: steps
+  int idle_every = 0;             // --idle-every N --idle-us: no requests before every Nth step
+  double idle_us = 0;
+};
+
 struct Options {
   int rank = 0, ranks = 1;        // --rank, --ranks; else RANK and WORLD_SIZE as torchrun sets them
   std::string run_dir = ".";      // --run-dir: where ranks exchange unique ids
@@ -30,6 +38,7 @@ struct Options {
   int communicators = 3;          // --communicators: of shape multicomm
   int tensor = 2;                 // --tp, of shape split (of shape training: training.layout)
   TrainingOptions training;
+  ServingOptions serving;
   bool split_share = false;       // --split-share: split communicators share resources (ncclConfig_t.splitShare)
   bool gate = false;              // --gate: create nothing until there is a file `gate` in the run directory
   double abort_after_s = 2;       // --abort-after: of shape abort

@@ -135,17 +135,7 @@ class OneRank : public Behaviour {
   }
 };
 
-// Capturing a CUDA graph is refused.
-class Graph : public Behaviour {
- public:
-  using Behaviour::Behaviour;
-  void iterate(long) override {
-    constexpr int kGlobal = 0;  // cudaStreamCaptureModeGlobal
-    expect(cudaStreamBeginCapture(world_->stream, kGlobal) == cudaErrorNotSupported, "a graph capture was begun");
-  }
-};
-
-const RegisterShape kShapes[] = {plain_shape<Asynchronous>("async"), plain_shape<Abort>("abort"), plain_shape<OneRank>("onerank"), plain_shape<Graph>("graph")};
+const RegisterShape kShapes[] = {plain_shape<Asynchronous>("async"), plain_shape<Abort>("abort"), plain_shape<OneRank>("onerank")};
 
 }  // namespace
 

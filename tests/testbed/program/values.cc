@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "half.h"
+
 namespace job {
 
 namespace {
@@ -32,7 +34,7 @@ void write_element(ncclDataType_t type, void* to, size_t index, double value) {
     case ncclUint32: return put<unsigned>(to, index, value);
     case ncclInt64: return put<long>(to, index, value);
     case ncclUint64: return put<unsigned long>(to, index, value);
-    case ncclFloat16: return put<_Float16>(to, index, value);
+    case ncclFloat16: return put<Half>(to, index, value);
     case ncclFloat32: return put<float>(to, index, value);
     case ncclFloat64: return put<double>(to, index, value);
     default: {  // bfloat16: the upper half of a float
@@ -99,7 +101,7 @@ double read_element(ncclDataType_t type, const void* data, size_t index) {
     case ncclUint32: return get<unsigned>(data, index);
     case ncclInt64: return get<long>(data, index);
     case ncclUint64: return get<unsigned long>(data, index);
-    case ncclFloat16: return get<_Float16>(data, index);
+    case ncclFloat16: return get<Half>(data, index);
     case ncclFloat32: return get<float>(data, index);
     case ncclFloat64: return get<double>(data, index);
     default: {

@@ -12,7 +12,11 @@ class Backoff {
   void pause() {
     ++rounds_;
     if (rounds_ < kSpins) {
+#if defined(__aarch64__)
+      asm volatile("yield");
+#else
       __builtin_ia32_pause();
+#endif
     } else if (rounds_ < kYields) {
       syscall(SYS_sched_yield);  // the library's own sched_yield() is for NCCL's threads (polling.cc)
     } else {

@@ -1,58 +1,61 @@
-// CUDA events. A record is an object of its own: waiting takes the record current at the time of the call, as CUDA specifies, so
-// recording the event again does not move an earlier wait.
-#include <time.h>
+#include "event.h"
 
-#include <condition_variable>
-#include <memory>
-#include <mutex>
-
-#include "cuda_runtime.h"
+#include "graph.h"
 #include "stream.h"
 
 namespace standin {
 
-class Record {
- public:
-  void complete() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    clock_gettime(CLOCK_MONOTONIC, &time_);
-    done_ = true;
-    changed_.notify_all();
-  }
-  void wait() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return done_; });
-  }
-  bool done() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return done_;
-  }
-  double milliseconds() const { return time_.tv_sec * 1e3 + time_.tv_nsec * 1e-6; }
+void Record::complete() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  clock_gettime(CLOCK_MONOTONIC, &time_);
+  done_ = true;
+  changed_.notify_all();
+}
 
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool done_ = false;
-  timespec time_{};
+void Record::wait() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return done_; });
+}
+
+bool Record::done() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return done_;
+}
+
+void EventState::set(std::shared_ptr<Record> record) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  record_ = std::move(record);
+  capture_ = nullptr;
+}
+
+void EventState::set(std::shared_ptr<Capture> capture, std::vector<Node*> nodes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  record_ = nullptr;
+  capture_ = std::move(capture);
+  nodes_ = std::move(nodes);
+}
+
+std::shared_ptr<Record> EventState::current() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return record_;
+}
+
+std::shared_ptr<Capture> EventState::captured(std::vector<Node*>* nodes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!capture_ || !capture_->active) return nullptr;
+  *nodes = nodes_;
+  return capture_;
+}
+
+namespace {
+
+struct Event {
+  std::shared_ptr<EventState> state = std::make_shared<EventState>();
 };
 
-class Event {
- public:
-  static Event* of(cudaEvent_t handle) { return reinterpret_cast<Event*>(handle); }
-  void set(std::shared_ptr<Record> record) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    record_ = std::move(record);
-  }
-  // Null when the event was never recorded: it then counts as complete.
-  std::shared_ptr<Record> current() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return record_;
-  }
+}  // namespace
 
- private:
-  std::mutex mutex_;
-  std::shared_ptr<Record> record_;
-};
+std::shared_ptr<EventState> event_state(cudaEvent_t handle) { return reinterpret_cast<Event*>(handle)->state; }
 
 }  // namespace standin
 
@@ -67,39 +70,60 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  delete Event::of(event);
+  delete reinterpret_cast<Event*>(event);
   return cudaSuccess;
 }
 
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle, unsigned int flags) {
+  constexpr unsigned kExternal = 1;  // cudaEventRecordExternal
+  Stream* stream = Stream::of(handle);
+  const auto state = event_state(event);
+  if (const auto capture = stream->capture()) {
+    if (flags & kExternal) stream->add({Node::Kind::kRecord, nullptr, state});
+    else state->set(capture, stream->tips());
+    return cudaSuccess;
+  }
   auto record = std::make_shared<Record>();
-  Event::of(event)->set(record);
-  Stream::of(stream)->push([record] { record->complete(); });
+  state->set(record);
+  stream->push([record] { record->complete(); });
   return cudaSuccess;
 }
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned int) { return cudaEventRecord(event, stream); }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return cudaEventRecordWithFlags(event, stream, 0); }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  auto record = Event::of(event)->current();
+  auto record = event_state(event)->current();
   return !record || record->done() ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  if (auto record = Event::of(event)->current()) record->wait();
+  if (auto record = event_state(event)->current()) record->wait();
   return cudaSuccess;
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
-  auto first = Event::of(start)->current(), last = Event::of(end)->current();
+  auto first = event_state(start)->current(), last = event_state(end)->current();
   if (!first || !last) return cudaErrorInvalidResourceHandle;
   if (!first->done() || !last->done()) return cudaErrorNotReady;
   *milliseconds = static_cast<float>(last->milliseconds() - first->milliseconds());
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
-  auto record = Event::of(event)->current();
-  if (record && !record->done()) Stream::of(stream)->push([record] { record->wait(); });
+cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned int flags) {
+  constexpr unsigned kExternal = 1;  // cudaEventWaitExternal
+  Stream* stream = Stream::of(handle);
+  const auto state = event_state(event);
+  if (stream->capture() && flags & kExternal) {
+    stream->add({Node::Kind::kWait, nullptr, state});
+    return cudaSuccess;
+  }
+  std::vector<Node*> nodes;
+  if (const auto capture = state->captured(&nodes)) {
+    stream->join(capture, nodes);
+    return cudaSuccess;
+  }
+  if (stream->capture()) return cudaErrorStreamCaptureIsolation;  // an event from outside, without the flag that says so
+  auto record = state->current();
+  if (record && !record->done()) stream->push([record] { record->wait(); });
   return cudaSuccess;
 }
 

@@ -89,13 +89,17 @@ void run_kernel(const std::string& kernel, unsigned blocks, const Arguments& arg
   count_kernel_finished();
 }
 
-cudaError_t launch(const void* function, unsigned blocks, cudaStream_t stream, void** arguments, void** extra) {
+std::function<void()> kernel_task(const void* function, unsigned blocks, void** arguments, void** extra) {
   const std::string name = kernel_name(function);
   if (name.find("ncclDevKernel_") == std::string::npos && !is_one_rank(name))
     unsupported("launching %s", name.empty() ? "a kernel that is not NCCL's" : name.c_str());
   log(1, "launch %s with %u blocks", name.c_str(), blocks);
   auto copied = std::make_shared<Arguments>(copy_arguments(name, arguments, extra));
-  Stream::of(stream)->push([=] { run_kernel(name, blocks, *copied); });
+  return [=] { run_kernel(name, blocks, *copied); };
+}
+
+cudaError_t launch(const void* function, unsigned blocks, cudaStream_t stream, void** arguments, void** extra) {
+  Stream::of(stream)->push(kernel_task(function, blocks, arguments, extra));
   return cudaSuccess;
 }
 

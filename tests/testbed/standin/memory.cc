@@ -1,7 +1,11 @@
 #include "memory.h"
 
+#include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <map>
 #include <memory>
@@ -11,6 +15,7 @@
 #include "control.h"
 #include "cuda_runtime.h"
 #include "device.h"
+#include "log.h"
 #include "nccl_layout.h"
 #include "stream.h"
 
@@ -27,8 +32,24 @@ std::map<uintptr_t, Allocation>& allocations() {
 
 }  // namespace
 
+void* map_shared(int fd, size_t bytes) {
+  void* pointer = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (pointer == MAP_FAILED) return nullptr;
+  const auto base = reinterpret_cast<uintptr_t>(pointer);
+  std::lock_guard<std::mutex> lock(g_mutex);
+  allocations()[base] = Allocation{base, bytes, MemoryKind::kDevice, current_device(), true, fd};
+  return pointer;
+}
+
 void* allocate(size_t bytes, MemoryKind kind) {
   const size_t size = (bytes + kPage - 1) / kPage * kPage;
+  static const bool direct = getenv("TESTBED_P2P");
+  if (direct && kind == MemoryKind::kDevice) {
+    const int fd = static_cast<int>(syscall(SYS_memfd_secret, O_CLOEXEC));
+    if (fd < 0 || ftruncate(fd, static_cast<off_t>(size)) != 0)
+      unsupported("direct access between GPUs: this kernel has no secret memory, or no more of it (memfd_secret)");
+    return map_shared(fd, size);
+  }
   void* pointer = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (pointer == MAP_FAILED) return nullptr;
   const auto base = reinterpret_cast<uintptr_t>(pointer);
@@ -47,6 +68,7 @@ bool release(void* pointer) {
     allocations().erase(found);
   }
   if (allocation.owned) munmap(pointer, allocation.size);
+  if (allocation.fd >= 0) close(allocation.fd);
   return true;
 }
 

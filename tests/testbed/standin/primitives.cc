@@ -8,8 +8,13 @@ namespace standin {
 
 namespace {
 
-// Connection flags for transfers this stand-in does not play: all but NCCL_DIRECT_NIC (src/include/device.h).
-constexpr int kDirectFlags = ~0x04;
+// Connection flags for transfers this stand-in does not play: all but NCCL_DIRECT_NIC, and those that say on which side of a
+// connection between processes its buffers lie (NCCL_P2P_WRITE and _READ, before NCCL_IPC_WRITE and _READ; src/include/device.h).
+#if NCCL_HAS_ncclDevWorkBatch
+constexpr int kDirectFlags = ~0x07;
+#else
+constexpr int kDirectFlags = ~0x1c;
+#endif
 
 }  // namespace
 

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "cuda_runtime.h"
+#include "jumps.h"
 #include "log.h"
 #include "nccl_layout.h"
 
@@ -52,24 +53,15 @@ std::string hex(const unsigned char* bytes, size_t count) {
   return text;
 }
 
-// jmp *0(%rip); .quad target
-constexpr size_t kJumpSize = 14;
-void write_jump(unsigned char* at, const void* target) {
-  static constexpr unsigned char kOpcode[6] = {0xff, 0x25, 0, 0, 0, 0};
-  memcpy(at, kOpcode, sizeof kOpcode);
-  memcpy(at + sizeof kOpcode, &target, sizeof target);
-}
-
 cudaError_t call_unsupported(const char* name) {
   refuse(name);
   return cudaErrorNotSupported;
 }
 
-// A stub for a CUDA function without counterpart: mov $name,%rdi; mov $call_unsupported,%rax; jmp *%rax
+// Stubs for CUDA functions without counterpart: each calls call_unsupported with its name.
 class Stubs {
  public:
   const void* add(const char* name) {
-    constexpr size_t kStubSize = 32;
     if (used_ + kStubSize > kPoolSize) fail("too many unsupported CUDA functions");
     if (!pool_) {
       void* memory = mmap(nullptr, kPoolSize, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -78,13 +70,7 @@ class Stubs {
     }
     unsigned char* stub = pool_ + used_;
     used_ += kStubSize;
-    const char* copy = strdup(name);
-    const void* target = reinterpret_cast<const void*>(call_unsupported);
-    stub[0] = 0x48, stub[1] = 0xbf;
-    memcpy(stub + 2, &copy, 8);
-    stub[10] = 0x48, stub[11] = 0xb8;
-    memcpy(stub + 12, &target, 8);
-    stub[20] = 0xff, stub[21] = 0xe0;
+    write_call(stub, strdup(name), reinterpret_cast<const void*>(call_unsupported));
     return stub;
   }
 
@@ -185,6 +171,7 @@ void redirect_library(const char* path, uintptr_t base) {
   if (mprotect(text, length, PROT_READ | PROT_WRITE | PROT_EXEC) != 0) fail("cannot make libnccl's CUDA runtime writable");
   for (const auto& [at, target] : jumps) write_jump(reinterpret_cast<unsigned char*>(at), target);
   mprotect(text, length, PROT_READ | PROT_EXEC);
+  __builtin___clear_cache(static_cast<char*>(text), static_cast<char*>(text) + length);
   log(1, "redirected %zu CUDA functions of %s, %u of them implemented", jumps.size(), path, implemented);
 }
 

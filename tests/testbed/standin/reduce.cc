@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "half.h"
 #include "nccl_layout.h"
 
 namespace standin {
@@ -24,7 +25,7 @@ float widen(Bfloat16 value) {
   return wide;
 }
 float widen(Float16 value) {
-  _Float16 half;
+  Half half;
   memcpy(&half, &value, sizeof half);
   return static_cast<float>(half);
 }
@@ -52,7 +53,7 @@ struct Narrow<Bfloat16> {
 template <>
 struct Narrow<Float16> {
   static Float16 from(float value) {
-    const auto half = static_cast<_Float16>(value);
+    const auto half = static_cast<Half>(value);
     Float16 narrow;
     memcpy(&narrow, &half, sizeof narrow);
     return narrow;

@@ -64,7 +64,25 @@ void Stream::synchronize_all() {
   for (auto& stream : all) stream->synchronize();
 }
 
+std::shared_ptr<Capture> Stream::capture() {
+  if (capture_ && !capture_->active) capture_ = nullptr;
+  return capture_;
+}
+
+void Stream::join(std::shared_ptr<Capture> capture, const std::vector<Node*>& nodes) {
+  if (this->capture() != capture) tips_.clear();
+  capture_ = std::move(capture);
+  for (Node* node : nodes)
+    if (std::find(tips_.begin(), tips_.end(), node) == tips_.end()) tips_.push_back(node);
+}
+
+void Stream::add(Node node) { tips_ = {capture()->graph->add(std::move(node), std::move(tips_))}; }
+
 void Stream::push(Task task) {
+  if (capture()) {
+    add({Node::Kind::kTask, std::move(task), nullptr});
+    return;
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   tasks_.push_back(std::move(task));
   if (started_) {
@@ -124,11 +142,15 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (Stream::of(stream)->capture()) return cudaErrorStreamCaptureUnsupported;
   Stream::of(stream)->synchronize();
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamQuery(cudaStream_t stream) { return Stream::of(stream)->idle() ? cudaSuccess : cudaErrorNotReady; }
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (Stream::of(stream)->capture()) return cudaErrorStreamCaptureUnsupported;
+  return Stream::of(stream)->idle() ? cudaSuccess : cudaErrorNotReady;
+}
 
 cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
   *id = Stream::of(stream)->id();
@@ -142,38 +164,6 @@ cudaError_t cudaDeviceSynchronize(void) {
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   Stream::of(stream)->push([=] { function(data); });
-  return cudaSuccess;
-}
-
-// CUDA graphs: nothing is ever being captured, and starting a capture is refused.
-cudaError_t cudaStreamIsCapturing(cudaStream_t, int* status) {
-  *status = 0;  // cudaStreamCaptureStatusNone
-  return cudaSuccess;
-}
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, int* status, unsigned long long* id) {
-  if (status) *status = 0;
-  if (id) *id = 0;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, int* status, unsigned long long* id, void** graph, const void** nodes,
-                                        size_t* count) {
-  if (graph) *graph = nullptr;
-  if (nodes) *nodes = nullptr;
-  if (count) *count = 0;
-  return cudaStreamGetCaptureInfo(stream, status, id);
-}
-cudaError_t cudaStreamGetCaptureInfo_v3(cudaStream_t stream, int* status, unsigned long long* id, void** graph, const void** nodes,
-                                        const void** edges, size_t* count) {
-  if (edges) *edges = nullptr;
-  return cudaStreamGetCaptureInfo_v2(stream, status, id, graph, nodes, count);
-}
-cudaError_t cudaStreamBeginCapture(cudaStream_t, int) {
-  refuse("CUDA graphs (cudaStreamBeginCapture)");
-  return cudaErrorNotSupported;
-}
-cudaError_t cudaThreadExchangeStreamCaptureMode(int* mode) {
-  static thread_local int current = 0;
-  std::swap(current, *mode);
   return cudaSuccess;
 }
 

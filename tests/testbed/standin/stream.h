@@ -1,8 +1,6 @@
 // A CUDA stream is a queue of tasks and one host thread that runs them in order.
 #pragma once
 
-#include <time.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "cuda_runtime.h"
+#include "graph.h"
 
 namespace standin {
 
@@ -26,9 +25,21 @@ class Stream : public std::enable_shared_from_this<Stream> {
   // Waits for all streams of the process.
   static void synchronize_all();
 
+  // Runs it behind all that was pushed before or, while the stream is captured, makes it a node.
   void push(Task task);
   void synchronize();
   bool idle();
+
+  // The capture this stream is part of, or null.
+  std::shared_ptr<Capture> capture();
+  // Makes the stream part of a capture, if it is not yet, and its next node follow these too.
+  void join(std::shared_ptr<Capture> capture, const std::vector<Node*>& nodes);
+  // Adds a node to the capture, behind what this stream has come to.
+  void add(Node node);
+  // The nodes that the next one of this stream will follow.
+  const std::vector<Node*>& tips() const { return tips_; }
+  void set_tips(std::vector<Node*> nodes) { tips_ = std::move(nodes); }
+
   cudaStream_t handle() { return reinterpret_cast<cudaStream_t>(this); }
   unsigned flags() const { return flags_; }
   int priority() const { return priority_; }
@@ -43,6 +54,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
   unsigned flags_ = 0;
   int priority_ = 0;
   unsigned long long id_ = 0;
+  std::shared_ptr<Capture> capture_;
+  std::vector<Node*> tips_;
 };
 
 }  // namespace standin

@@ -75,7 +75,8 @@ def test_yama(machine: Machine, scope: str, capabilities: str, level: Level) -> 
         ("x86_64", "5.7.19", Level.MISSING),
         ("x86_64", "6.18.44-x", Level.OK),
         ("x86_64", "strange", Level.MISSING),
-        ("aarch64", "6.1.0", Level.MISSING),
+        ("aarch64", "6.1.0", Level.OK),
+        ("ppc64le", "6.1.0", Level.MISSING),
     ],
 )
 def test_kernels_and_machines(architecture: str, release: str, level: Level) -> None:

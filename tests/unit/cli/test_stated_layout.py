@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ncclwatch.cli.stated_layout import Stated, compare, from_command, from_file, name_unsure
-from ncclwatch.engine.topology.model import Group, Layout, Role, Topology
 from ncclwatch.errors import UsageError
+from ncclwatch.model.topology import Group, Layout, Role, Topology
 
 
 def topology(*groups: Group, layout: Layout | None = None) -> Topology:

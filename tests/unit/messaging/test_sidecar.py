@@ -16,7 +16,6 @@ import zmq
 
 from ncclwatch.cli.engine_log import EngineLog
 from ncclwatch.cli.engine_service import EngineService, Job
-from ncclwatch.cli.remote import EngineUnreachableError, RemoteSession
 from ncclwatch.collect.batch import PlaneState
 from ncclwatch.collect.cost import OwnCost
 from ncclwatch.engine.session import Update
@@ -29,8 +28,10 @@ from ncclwatch.messaging.limits import FormatError
 from ncclwatch.messaging.link import POLL_S, AgentLink
 from ncclwatch.messaging.protocol import Batch, CountWork, Hello, Refused, Welcome
 from ncclwatch.messaging.spool import Spool
+from ncclwatch.messaging.transport import EngineUnreachableError
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.model.work import WorkOrder
+from ncclwatch.remote.session import RemoteSession
 from unit.fake_node import FakeNode, calls
 from unit.synthetic import frozen_ring, silent_link
 
@@ -491,7 +492,7 @@ def test_key_files(folder: Path) -> None:
 
 
 def test_a_viewer_without_an_engine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ncclwatch.cli.remote.CONNECT_S", 0.3)
+    monkeypatch.setattr("ncclwatch.remote.session.CONNECT_S", 0.3)
     session = RemoteSession("tcp://127.0.0.1:9")
     with pytest.raises(EngineUnreachableError, match="no engine answers"):
         session.start()

@@ -11,8 +11,9 @@ import pytest
 
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.messaging import packing, privileges, protocol
-from ncclwatch.messaging.hub import FORGET_PEER_S, MAX_BAD, Hub
+from ncclwatch.messaging.hub import MAX_BAD, Hub
 from ncclwatch.messaging.keys import job_of
+from ncclwatch.messaging.lives import FORGET_PEER_S
 from ncclwatch.messaging.protocol import Batch, Hello, Message, Refused, Welcome
 from ncclwatch.messaging.writer import BatchWriter
 from unit.fake_node import FakeNode

@@ -15,6 +15,7 @@ from ncclwatch.model import events
 from ncclwatch.model.events import EVENT_DTYPE, Function
 from ncclwatch.probes import map_layouts
 from ncclwatch.probes.functions import FUNCTIONS, function_name
+from ncclwatch.target.machine import Machine
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -92,12 +93,12 @@ def test_function_numbers_fit_the_map_and_are_named() -> None:
     assert max(Function) < map_layouts.MAX_FUNCTIONS
     assert set(FUNCTIONS) == set(Function) - {Function.NONE}
     assert function_name(Function.ALL_REDUCE) == "ncclAllReduce"
-    assert function_name(59) == "function 59"
+    assert function_name(63) == "function 63"
 
 
 def test_places_follow_the_calling_convention() -> None:
     """System V ABI: six registers, then the stack; a structure of 128 bytes takes no register."""
-    assert FUNCTIONS[Function.ALL_REDUCE].places == {
+    assert FUNCTIONS[Function.ALL_REDUCE].places(Machine.X86_64) == {
         "sendbuff": 1,
         "recvbuff": 2,
         "count": 3,
@@ -106,9 +107,15 @@ def test_places_follow_the_calling_convention() -> None:
         "comm": 6,
         "stream": 7,
     }
-    assert FUNCTIONS[Function.REDUCE].places["stream"] == 8
-    assert FUNCTIONS[Function.PUT_SIGNAL].places["stream"] == 11
-    assert FUNCTIONS[Function.COMM_INIT_RANK].places == {"comm_out": 1, "nranks": 2, "id_value": 1, "rank": 3}
+    assert FUNCTIONS[Function.REDUCE].places(Machine.X86_64)["stream"] == 8
+    assert FUNCTIONS[Function.PUT_SIGNAL].places(Machine.X86_64)["stream"] == 11
+    assert FUNCTIONS[Function.COMM_INIT_RANK].places(Machine.X86_64) == {"comm_out": 1, "nranks": 2, "id_value": 1, "rank": 3}
+
+
+def test_places_on_aarch64_hold_a_large_structure_by_its_address() -> None:
+    """AAPCS64: eight registers, then the stack; a structure of 128 bytes is copied, and its address takes a register."""
+    assert FUNCTIONS[Function.COMM_INIT_RANK].places(Machine.AARCH64) == {"comm_out": 1, "nranks": 2, "id_pointer": 3, "rank": 4}
+    assert FUNCTIONS[Function.PUT_SIGNAL].places(Machine.AARCH64)["stream"] == 11
 
 
 def test_specifications_pack_into_the_map(monkeypatch: pytest.MonkeyPatch) -> None:

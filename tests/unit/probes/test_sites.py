@@ -12,9 +12,11 @@ import pytest
 from ncclwatch.model.events import Function
 from ncclwatch.probes import site_cache
 from ncclwatch.probes.image_cache import ImageCache
+from ncclwatch.probes.instructions import CostClass, cost_class
 from ncclwatch.probes.site_cache import sites_of
-from ncclwatch.probes.sites import CostClass, code_range, cost_class, find_sites
+from ncclwatch.probes.sites import code_range, find_sites
 from ncclwatch.target.elf import ElfError, ElfFile
+from ncclwatch.target.machine import Machine
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 
@@ -161,12 +163,100 @@ def test_a_library_of_another_kind_has_no_sites(build: Callable[..., Path]) -> N
 
 
 def test_another_machine_is_refused(library: Path, tmp_path: Path) -> None:
-    data = bytearray(library.read_bytes())
-    data[18:20] = (183).to_bytes(2, "little")  # e_machine of aarch64
-    path = tmp_path / "arm.so"
-    path.write_bytes(data)
-    with ElfFile.open(path) as elf, pytest.raises(ElfError, match="x86-64 only"):
+    with ElfFile.open(said_to_be(library, 21, tmp_path)) as elf, pytest.raises(ElfError, match="x86-64 and aarch64 only"):
         find_sites(elf)
+
+
+def said_to_be(library: Path, machine: int, folder: Path) -> Path:
+    """A copy of a library whose header names another architecture (``e_machine``)."""
+    data = bytearray(library.read_bytes())
+    data[18:20] = machine.to_bytes(2, "little")
+    path = folder / f"of-{machine}.so"
+    path.write_bytes(data)
+    return path
+
+
+# Words of aarch64, so that no assembler for it is needed.
+ARM_SOURCE = r"""
+        .text
+        .macro function name
+        .globl  p\name
+        .type   p\name, @function
+p\name:
+        .weak   \name
+        .set    \name, p\name
+        .endm
+
+        .balign 4
+function ncclAllReduce                  # two returns, a jump between them
+all_reduce:
+        .long   0xa9bf7bfd              # stp x29, x30, [sp, #-16]!
+        .long   0x34000060              # cbz w0, 1f
+        .long   0xa8c17bfd              # ldp x29, x30, [sp], #16
+        .long   0xd65f03c0              # ret
+        .long   0x14000001              # 1: b 2f
+        .long   0xa8c17bfd
+        .long   0xd65f03c0
+        .size   pncclAllReduce, .-pncclAllReduce
+
+function ncclBcast                      # a tail call and nothing else
+        .long   0x90000003              # adrp x3, .
+        .long   0x14000000 + (((all_reduce - .) >> 2) & 0x3ffffff)
+        .size   pncclBcast, .-pncclBcast
+
+function ncclSend                       # a landing pad, and a return that checks a signed address
+        .long   0xd503245f              # bti c
+        .long   0xd61f0220              # br x17
+        .long   0xd65f0bff              # retaa
+        .size   pncclSend, .-pncclSend
+
+function ncclRecv                       # begins with what no probe can step over
+        .long   0x58000040              # ldr x0, .+8
+        .long   0xd65f03c0
+        .size   pncclRecv, .-pncclRecv
+"""
+
+
+def test_sites_of_aarch64(build: Callable[..., Path], tmp_path: Path) -> None:
+    with ElfFile.open(said_to_be(build("arm", source=ARM_SOURCE), 183, tmp_path)) as elf:
+        found = {site.function: site for site in find_sites(elf)}
+    everywhere = found[Function.ALL_REDUCE]
+    assert everywhere.entry.instruction.startswith("stp x29, x30") and everywhere.entry.cost is CostClass.SINGLE_STEPPED
+    assert [site.instruction for site in everywhere.returns] == ["ret", "ret"] and everywhere.problem == ""
+    assert {site.cost for site in everywhere.returns} == {CostClass.EMULATED}
+    assert [site.address - everywhere.entry.address for site in everywhere.returns] == [12, 24]
+    tail = found[Function.BCAST]
+    assert tail.entry.cost is CostClass.EMULATED and "ends in a tail call" in tail.problem
+    signed = found[Function.SEND]
+    assert signed.entry.instruction == "bti c" and signed.returns == () and "leave unavailable" in signed.problem
+    assert Function.RECV not in found
+
+
+@pytest.mark.parametrize(
+    ("word", "cost"),
+    [
+        (0xD503201F, CostClass.SINGLE_STEPPED),  # nop
+        (0xD503233F, CostClass.SINGLE_STEPPED),  # paciasp
+        (0xD503207F, CostClass.REFUSED),  # wfi
+        (0x97FFFFFF, CostClass.EMULATED),  # bl
+        (0x54000041, CostClass.EMULATED),  # b.ne
+        (0x37080040, CostClass.EMULATED),  # tbnz
+        (0xB4000040, CostClass.EMULATED),  # cbz x0
+        (0x10000000, CostClass.EMULATED),  # adr
+        (0xD63F0000, CostClass.EMULATED),  # blr x0
+        (0xD4000001, CostClass.REFUSED),  # svc #0
+        (0xD4200000, CostClass.REFUSED),  # brk #0
+        (0xC85F7C20, CostClass.REFUSED),  # ldxr x0, [x1]
+        (0xC8DFFC20, CostClass.SINGLE_STEPPED),  # ldar x0, [x1]
+        (0xD53BD040, CostClass.REFUSED),  # mrs x0, tpidr_el0
+        (0xD65F0BFF, CostClass.REFUSED),  # retaa
+        (0xD10083FF, CostClass.SINGLE_STEPPED),  # sub sp, sp, #32
+        (0x98000040, CostClass.REFUSED),  # ldrsw x0, .+8
+        (0xF9400000, CostClass.SINGLE_STEPPED),  # ldr x0, [x0]
+    ],
+)
+def test_what_the_kernel_does_with_an_instruction_of_aarch64(word: int, cost: CostClass) -> None:
+    assert cost_class(word.to_bytes(4, "little"), Machine.AARCH64) is cost
 
 
 def test_code_range_of_a_library_that_is_nccl_and_of_one_that_carries_it(build: Callable[..., Path], library: Path) -> None:

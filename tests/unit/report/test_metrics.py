@@ -143,7 +143,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 def test_a_scrape_answers_on_the_loopback_interface_only(capsys: pytest.CaptureFixture[str]) -> None:
     port = free_port()
     with MetricsServer(f":{port}") as server:
-        server._view = view(8, VerdictClass.STOPPED)
+        server.watched.view = view(8, VerdictClass.STOPPED)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             assert "ncclwatch_verdict" in parse(answer.read().decode())

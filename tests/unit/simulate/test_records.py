@@ -193,6 +193,22 @@ def test_records_pass_through_bytes_unchanged_and_carry_nothing_else() -> None:
     assert decode(encode(RecordSet())).samples == []
 
 
+def test_hosts_list_the_round_trips_of_their_sockets() -> None:
+    late = {"kind": "slow-link", "rank": 0, "peer": 2, "start_s": 0.5, "delay_ms": 20.0}
+    observe, workload = {"planes": ["wire"], "missing_nodes": [1]}, {"iterations": 12, "dp_bytes": 64 << 20}
+    timeline = simulate(make([late], network={"net": "socket"}, observe=observe, workload=workload))
+    observer = Observer(timeline, [])
+    assert observer.until(0.5).network == [], "before the job is made"
+    listed = observer.until(timeline.end).network
+    assert {host for host, _, _, _ in listed} == {f"{HOST_PREFIX}0"}
+    late = {
+        (flow.global_rank, flow.comm_hash)
+        for _, _, _, look in listed for flow in look.flows if flow.sends_data and (flow.delay_us or 0) > 10_000
+    }  # fmt: skip
+    assert {rank for rank, _ in late} == {0, 2} and len({group for _, group in late}) == 1, "there and back: both ends measure it"
+    assert Observer(simulate(make(observe={"planes": ["wire"]})), []).until(9.0).network == [], "InfiniBand has none"
+
+
 def test_timings_show_only_what_has_happened() -> None:
     timeline = simulate(make([STOP], observe={"planes": ["timing"]}))
     rows = np.concatenate(list(Observer(timeline, []).until(timeline.end + 5).timings.values()))

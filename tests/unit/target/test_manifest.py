@@ -14,7 +14,8 @@ import pytest
 from ncclwatch.model.state import VersionSource
 from ncclwatch.target import manifest
 from ncclwatch.target.layout import Layout, LayoutError, Member, Struct
-from ncclwatch.target.manifest import Manifest
+from ncclwatch.target.machine import Machine
+from ncclwatch.target.manifest import Entry, Manifest
 
 CU11 = ("2.18.3", "2.19.3", "2.20.5", "2.21.5")
 CU13 = ("2.27.7", "2.28.3", "2.28.7", "2.28.9", "2.29.2", "2.29.3", "2.29.7", "2.30.3", "2.30.4", "2.30.7", "2.31.2", "2.32.3")
@@ -22,6 +23,13 @@ CU12 = (
     *("2.18.1", *CU11, "2.22.3", "2.23.4", "2.24.3", "2.25.1", "2.25.1.post1", "2.26.2", "2.26.2.post1", "2.26.5"),
     *("2.27.3", "2.27.5", "2.27.6", *CU13),
 )
+ARM_CU12 = (
+    *("2.20.3", "2.20.5", "2.23.4", "2.24.3", "2.25.1", "2.25.1.post1", "2.26.2", "2.26.2.post1", "2.26.5"),
+    *("2.27.3", "2.27.5", "2.27.6", *CU13[:-1]),
+)
+"""What PyPI has wheels of for aarch64: no 2.21 and 2.22, and nothing for CUDA 11."""
+ARM_CU13 = CU13[:-1]
+ARM_PACKAGES = [f"nvidia-nccl-{cuda}=={v}" for cuda, versions in (("cu12", ARM_CU12), ("cu13", ARM_CU13)) for v in versions]
 PACKAGES = [f"nvidia-nccl-{cuda}=={v}" for cuda, versions in (("cu11", CU11), ("cu12", CU12), ("cu13", CU13)) for v in versions]
 
 # What every reader needs of every release, whatever else comes and goes.
@@ -81,9 +89,11 @@ def known() -> Manifest:
 
 
 def test_every_release_is_there_once(known: Manifest) -> None:
-    listed = [package for build in known.builds for package in build.packages]
-    assert sorted(listed) == sorted(PACKAGES)
-    assert len({build.build_id for build in known.builds}) == len(known.builds) == 44
+    for machine, packages, builds in ((Machine.X86_64, PACKAGES, 44), (Machine.AARCH64, ARM_PACKAGES, 34)):
+        found = [build for build in known.builds if build.machine is machine]
+        assert sorted(package for build in found for package in build.packages) == sorted(packages)
+        assert len(found) == builds
+    assert len({build.build_id for build in known.builds}) == len(known.builds)
     for build in known.builds:
         assert build.packages[0].partition("==")[2].startswith(".".join(map(str, build.version)))
         assert build.cuda.split(".")[0] == build.packages[0][len("nvidia-nccl-cu") :][:2]
@@ -95,9 +105,12 @@ def test_data_file_is_small() -> None:
     assert lzma.decompress(data).startswith(b"{")
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_build_has_what_is_needed_to_read_it(known: Manifest, package: str) -> None:
-    (build,) = [build for build in known.builds if package in build.packages]
+@pytest.mark.parametrize(
+    ("machine", "package"),
+    [(m, package) for m, names in ((Machine.X86_64, PACKAGES), (Machine.AARCH64, ARM_PACKAGES)) for package in names],
+)
+def test_every_build_has_what_is_needed_to_read_it(known: Manifest, machine: Machine, package: str) -> None:
+    (build,) = [build for build in known.builds if package in build.packages and build.machine is machine]
     layout = known.by_build_id(build.build_id)
     assert layout is not None and layout.source is VersionSource.BUILD_ID and layout.version == build.version
     assert [path for path in ESSENTIAL if not layout.has(path)] == []
@@ -122,9 +135,17 @@ def test_every_build_has_what_is_needed_to_read_it(known: Manifest, package: str
 )
 def test_known_sizes(known: Manifest, package: str, size: int) -> None:
     # Measured with drgn on the wheels, apart from the code that made the manifest.
-    (build,) = [build for build in known.builds if package in build.packages]
+    (build,) = [build for build in known.builds if package in build.packages and build.machine is Machine.X86_64]
     layout = known.by_build_id(build.build_id)
     assert layout is not None and layout.size("ncclComm") == size
+
+
+def test_structures_of_aarch64_are_their_own(known: Manifest) -> None:
+    """The C library's mutex takes 48 bytes there, 40 on x86-64."""
+    ours, theirs = known.by_version((2, 29, 2), "12.9"), known.by_version((2, 29, 2), "12.9", Machine.AARCH64)
+    assert ours is not None and theirs is not None
+    assert (ours.size("ncclComm"), theirs.size("ncclComm")) == (1084808, 1084816)
+    assert (ours.size("ibv_qp"), theirs.size("ibv_qp")) == (160, 168)
 
 
 def test_version_match_prefers_the_same_cuda(known: Manifest) -> None:
@@ -157,7 +178,11 @@ def example(build_id: str, size: int) -> Layout:
 
 
 def test_equal_structures_are_kept_once() -> None:
-    entries = [(example("aa", 16), "12.1", "a==1"), (example("bb", 24), "13.0", "b==1"), (example("aa", 16), "12.1", "c==1")]
+    entries = [
+        Entry(example("aa", 16), "12.1", "a==1"),
+        Entry(example("bb", 24), "13.0", "b==1"),
+        Entry(example("aa", 16), "12.1", "c==1"),
+    ]
     data = manifest.build_manifest(entries)
     assert len(data["structs"]) == 3 and len(data["enums"]) == 1 and len(data["builds"]) == 2
     made = Manifest(data)
@@ -169,9 +194,19 @@ def test_equal_structures_are_kept_once() -> None:
     assert manifest.compress(data) == manifest.compress(manifest.build_manifest(entries)), "the same input, the same bytes"
 
 
+def test_a_version_is_matched_for_its_architecture_only() -> None:
+    """The C library's mutex is larger on aarch64, so nearly every structure differs."""
+    entries = [Entry(example("aa", 16), "12.1", "a==1"), Entry(example("bb", 24), "12.1", "a==1", Machine.AARCH64)]
+    made = Manifest(manifest.build_manifest(entries))
+    ours, other = made.by_version((2, 99, 1), "12.1"), made.by_version((2, 99, 1), "12.1", Machine.AARCH64)
+    assert ours is not None and other is not None
+    assert (ours.size("ncclComm"), other.size("ncclComm")) == (16, 24)
+    assert [entry.machine for entry in made.entries()] == [Machine.X86_64, Machine.AARCH64]
+
+
 def test_a_build_without_identity_is_not_taken() -> None:
     with pytest.raises(LayoutError, match="no build id"):
-        manifest.build_manifest([(example("", 16), "12.1", "a==1")])
+        manifest.build_manifest([Entry(example("", 16), "12.1", "a==1")])
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_absurd_lengths_are_refused_without_a_call(own: LiveReader, size: int) -
 
 
 def test_hostile_addresses_are_refused(own: LiveReader) -> None:
-    for address in (0, 1, 1 << 47, (1 << 64) - 8, -8):
+    for address in (0, 1, 1 << 47, 1 << 48, (1 << 64) - 8, -8):
         assert own.read_many([(address, 8), (address, 8)]) == [None, None]
 
 
@@ -197,7 +197,7 @@ def test_address_space_knows_what_is_readable() -> None:
 
 def test_plausible_pointers() -> None:
     assert plausible_pointer(0x7F0000000010)
-    assert not any(plausible_pointer(value) for value in (0, 1, 2, 0x7F0000000011, 1 << 47, -8))
+    assert not any(plausible_pointer(value) for value in (0, 1, 2, 0x7F0000000011, 1 << 48, -8))
 
 
 def test_nothing_of_a_target_is_opened_for_writing(own: LiveReader) -> None:

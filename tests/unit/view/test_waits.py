@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ncclwatch.report.gather import paths_to
-from ncclwatch.view.waits import matrix, pairs
+from ncclwatch.view.waits import matrix, pairs, paths_to
 from unit.synthetic import frozen_ring
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ncclwatch.errors import NcclwatchError
-from ncclwatch.probes.sites import CostClass
+from ncclwatch.probes.instructions import CostClass
 from ncclwatch.wire.bursts import Bursts
 from ncclwatch.wire.governor import Governor
 from ncclwatch.wire.prices import HitCost

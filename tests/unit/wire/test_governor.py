@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ncclwatch.probes.sites import CostClass
+from ncclwatch.probes.instructions import CostClass
 from ncclwatch.wire.governor import (
     FIRST_OVERSHOOT_S,
     MAX_BURST_S,

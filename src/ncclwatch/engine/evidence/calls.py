@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.ledger import ALIKE, Ledger, Signature
 from ncclwatch.engine.alignment import Entries, line_up, rows_of
 from ncclwatch.engine.edges import End, Wait, Why
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source
 from ncclwatch.engine.job import Group, Job, Member, launched
-from ncclwatch.engine.ledger import ALIKE, Ledger, Signature
 from ncclwatch.engine.transfers import Column, Transfers
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import OperationRef
@@ -61,9 +61,12 @@ class Calls(Source):
             yield Called(kind=FactKind.CALLED, subject=group.id, finding=finding, describe=text)
 
     def coverage(self, case: Case) -> Iterator[str]:
-        """That calls are not recorded, or cannot be lined up with those of the peers."""
-        if case.known.ledger is None:
+        """That calls are not recorded, or cannot be lined up with those of the peers; replays of what was captured before."""
+        known, infos = case.known.ledger, [member.info for member in case.job.members if case.job.joined.captured]
+        if known is None:
             yield "no calls were recorded"
+        if infos and not (known and all(known.replays.get(known.process(info.host, info.pid)) for info in infos)):
+            yield "replays of CUDA graphs: no calls are seen of what was captured before calls were recorded; proxy steps are"
         unaligned = sum(len(finding.unaligned) for finding in case.findings.values())
         if unaligned:
             yield f"{unaligned} ranks whose calls cannot be lined up with those of their peers"
@@ -73,8 +76,9 @@ def _behind_text(job: Job, group: Group, finding: CallsFinding) -> str:
     """Who has not called what."""
     what = finding.called.text() if finding.called else "the operation"
     behind = ", ".join(job.rank_name(group.id, rank) for rank in finding.behind)
+    replays = " and replays of CUDA graphs" if any(own.captured_plans for _, own in group.members.values()) else ""
     return (
-        f"calls on communicator {group.hash:016x}: {behind} has not called #{finding.sequence} ({what}), "
+        f"calls{replays} on communicator {group.hash:016x}: {behind} has not called #{finding.sequence} ({what}), "
         f"{len(finding.waiting)} other ranks have"
     )
 

@@ -72,8 +72,6 @@ class Proxies(Source):
     def coverage(self, case: Case) -> Iterator[str]:
         """Operations that no proxy shows, or that it shows alone."""
         yield from (text for transport, text in HIDDEN.items() if transport in case.job.joined.transports)
-        if case.job.joined.captured:
-            yield "operations captured in CUDA graphs: their replays make no calls; only proxy steps are seen"
         if case.job.joined.by_device:
             yield "operations that kernels start themselves (device API, GIN): neither calls nor proxy steps show them"
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.ledger import POINT_TO_POINT, mix
 from ncclwatch.engine.job import Job
-from ncclwatch.engine.ledger import POINT_TO_POINT, mix
 from ncclwatch.engine.slow.order import MARKS, MOST_CALLS, CallOrder, PerProcess, by_process
 
 KEPT_CALLS = 8192
@@ -99,7 +99,11 @@ def find(tokens: Tokens, times: NDArray[np.float64]) -> Period:
         if reach.max() <= held + best.length:
             continue
         # Nobody saw where between two calls of a kind its period began.
-        length, held = int(gap[reach + gap > reach.max()].max()), int(reach.max())
+        length = int(gap[reach + gap > reach.max()].max())
+        # Before each of its calls has come so often, some amid the iteration have, and what ends it has not.
+        if reach.max() < (GAPS + 1) * length:
+            continue
+        held = int(reach.max())
         # Of what comes once an iteration the last of the cluster: the one with the most calls from it to the next.
         ends = end[(gap == length) & (reach + gap > held)]
         ends = ends[np.argsort(ends % length)]

@@ -20,8 +20,8 @@ from ncclwatch.engine.slow import gpu_operations
 from ncclwatch.engine.slow.cadence import Cadence
 from ncclwatch.engine.slow.detect import ENOUGH
 from ncclwatch.engine.slow.gpu_operations import ClockModel, GpuOperations, Indices, Name, Operations, TimedIteration, Times
-from ncclwatch.engine.topology.model import Role, Topology
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.topology import Role, Topology
 
 BETA = 0.5
 """Fact: MegaTrace III-C, parameter m: the share of its expected time by which an anomalous segment is longer."""

@@ -13,8 +13,8 @@ from ncclwatch.engine.slow.classify import Cause, Cost, Judgement, cause, costs,
 from ncclwatch.engine.slow.detect import ENOUGH, FEWEST_HEALTHY, LEAST_RATIO, SlowDown
 from ncclwatch.engine.slow.findings import Finding, Kind
 from ncclwatch.engine.slow.lateness import MOSTLY
-from ncclwatch.engine.topology.model import DATA_WORDS, PARALLEL, Role, Topology
 from ncclwatch.engine.verdict import RAISE_LIMIT
+from ncclwatch.model.topology import DATA_WORDS, PARALLEL, Role, Topology
 from ncclwatch.model.verdict import (
     CommunicatorRef,
     Culprit,

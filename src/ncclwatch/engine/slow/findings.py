@@ -20,8 +20,8 @@ from ncclwatch.engine.slow.cadence import Cadences
 from ncclwatch.engine.slow.lateness import Lateness
 from ncclwatch.engine.slow.profile import Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace
-from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.topology import Topology
 
 FlowPlace = tuple[int, int, int, int]
 """Process id of the sender, hash of the communicator, rank in it, and peer."""

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.ledger import POINT_TO_POINT
 from ncclwatch.engine.connections import CHUNK_STEPS, CONNECTION_SLOTS, RING_ENDS_RECEIVING, steps_unread
 from ncclwatch.engine.edges import Wait, Why, waits_for
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.ledger import POINT_TO_POINT
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from ncclwatch.model.groups import group_depth
 from ncclwatch.model.state import Communicator, Direction, OpPhase, PendingOperation, ProxyOperation

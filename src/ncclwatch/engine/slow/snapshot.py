@@ -24,10 +24,10 @@ from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, LinkNode, Nod
 from ncclwatch.engine.graph import Sink, Waits, victims_of
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.slow.order import Kernels, OrderOf, awaited_inside, read_kernels
-from ncclwatch.engine.topology.model import Stage, pass_text
 from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Direction, OpPhase, ProcessSample, Transport
+from ncclwatch.model.topology import Stage, pass_text
 
 NEAR_SHARE, NEAR_S = 0.03, 0.02
 """Samples are of one moment that are nearer together than the first of an iteration, or the second where iterations are not
@@ -252,6 +252,11 @@ def _part(member: Member, sink: Sink, waits: list[Wait], *, inside: bool) -> Par
 
 def _is_idle(member: Member) -> bool:
     return not member.last.operations and not member.last.pending
+
+
+def at_rest(job: Job) -> bool:
+    """Whether no rank has anything open, and everything that could be open shows."""
+    return all(_is_idle(member) and only_network(member) for member in job.members)
 
 
 def only_network(member: Member) -> bool:

@@ -41,7 +41,7 @@ class CandidateKind(StrEnum):
     HOST = "host"  # the work of all ranks of a host, a node, or a CPU limit
     LINK = "link"  # the connection of two ranks
     NIC = "nic"  # all connections of one rank: its NIC, or its proxy, which leaves in the sockets what goes in and out
-    HOST_NICS = "host-nics"  # all connections that leave a host
+    HOST_NICS = "host-nics"  # all connections through the NICs of a host
     WHOLE_HOST = "whole-host"  # the work of all ranks of a host and all its connections
 
     @property
@@ -275,13 +275,17 @@ def _of_links(ends: Ends, places: Sequence[Members], ranks: int) -> Iterator[Can
         nics[one,].append(link)
         nics[other,].append(link)
     # Links between two hosts are those of the one as well as of the other. Which it is does not show; who has no link does.
+    # Nor does it show whether what joins ranks of one host over the network passes its NICs: with it and without.
     leaving: dict[Members, list[int]] = {}
+    through: dict[Members, list[int]] = {}
     owners: dict[Members, list[Members]] = defaultdict(list)
     for place in places:
         times = Counter(link for at in place for link in nics[at,])
         if crossing := sorted(link for link, inside in times.items() if inside == 1):
             leaving[place] = crossing
             owners[tuple(crossing)].append(place)
+            if len(crossing) < len(times):
+                through[place] = sorted(times)
     hosts: dict[Members, list[int]] = {}
     for joint, of in owners.items():
         joined = np.unique([ends.source[list(joint)], ends.destination[list(joint)]])
@@ -289,7 +293,8 @@ def _of_links(ends: Ends, places: Sequence[Members], ranks: int) -> Iterator[Can
     yield from (Candidate(CandidateKind.LINK, pair, own) for pair, own in pairs.items())
     yield from (Candidate(CandidateKind.NIC, rank, own) for rank, own in nics.items())
     grown = np.maximum(ends.link.now - ends.link.past, 0.0)
-    for kind, found in ((CandidateKind.HOST_NICS, hosts), (CandidateKind.WHOLE_HOST, leaving)):
+    of_nics, of_all = (CandidateKind.HOST_NICS, CandidateKind.WHOLE_HOST)
+    for kind, found in ((of_nics, through), (of_nics, hosts), (of_all, through), (of_all, leaving)):
         for members, own in found.items():
             if grown[own].max() < (1.0 - SEVERAL) * grown[own].sum():
                 yield Candidate(kind, members, own)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.ledger import Ledger
 from ncclwatch.engine.connections import ONE_MOMENT_S
 from ncclwatch.engine.job import Job
-from ncclwatch.engine.ledger import Ledger
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.patience import HANG_FLOOR_S
 from ncclwatch.engine.slow import explain
@@ -25,9 +25,9 @@ from ncclwatch.engine.slow.detect import IterationWatch, SlowDown
 from ncclwatch.engine.slow.findings import CONFIRMED, Context, FlowPlace, RoundTrips, context_of, equals
 from ncclwatch.engine.slow.lateness import measure, with_calls
 from ncclwatch.engine.slow.profile import Profile, add_up
-from ncclwatch.engine.slow.snapshot import Look, StageOf, near, take_look
-from ncclwatch.engine.topology.model import Topology
+from ncclwatch.engine.slow.snapshot import Look, StageOf, at_rest, near, take_look
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.topology import Topology
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
 KEPT_SAMPLES = 240
@@ -84,7 +84,7 @@ class _JobWatch:
     paths: Paths = field(default_factory=Paths)
     round_trips: RoundTrips = field(default_factory=RoundTrips)
     rule: Any = None
-    """What judges it, where that is another rule than ours (:mod:`ncclwatch.engine.slow.modes`)."""
+    """What judges it, where that is another rule than ours (:mod:`ncclwatch.slow_modes`)."""
 
     def idle_share(self, since: float, lost: float) -> float:
         """Part of the lost time since a moment (wall) in which nothing was open on any rank, 0 to 1."""
@@ -129,13 +129,15 @@ class SlowWatch:
         watch, idle = self._watch_of(job), verdict.verdict_class is VerdictClass.IDLE
         before_s, watch.judged_s = watch.judged_s, verdict.time or 0.0
         watch.begun_s = watch.begun_s or watch.judged_s
-        if idle and before_s:
+        rests = idle or at_rest(job)
+        if rests and before_s:
             watch.idle.append((before_s, watch.judged_s))
         hangs = verdict.verdict_class.accuses and not verdict.verdict_class.slow
         if hangs or idle:
             watch.pending.clear()
             return verdict if hangs else self._meanwhile(job, watch, verdict, topology)
-        due = self._take_samples(job, watch, stage_of)
+        # While nothing is open nobody is waited for: that says nothing of a straggler.
+        due = self._take_samples(job, watch, stage_of) if not rests else False
         if verdict.verdict_class is not VerdictClass.RUNNING:
             return self._meanwhile(job, watch, verdict, topology)
         watch.ran_s = watch.judged_s
@@ -182,7 +184,7 @@ class SlowWatch:
         if verdict.verdict_class is not VerdictClass.RUNNING:
             return False
         self._follow_iterations(job, watch, heard_s)
-        return len(watch.looks) >= SETTLED_SAMPLES and watch.iterations.known and watch.iterations.slow is None
+        return len(watch.looks) + len(watch.idle) >= SETTLED_SAMPLES and watch.iterations.known and watch.iterations.slow is None
 
     def searches(self, job: Job) -> bool:
         """Whether more samples are wanted: a job is slow, and nobody is named."""

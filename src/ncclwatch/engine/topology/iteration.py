@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.collect.functions import TYPES
-from ncclwatch.engine.ledger import POINT_TO_POINT, mix
+from ncclwatch.collect.ledger import POINT_TO_POINT, mix
 from ncclwatch.engine.slow.cadence import INNER_S
-from ncclwatch.engine.topology.model import Pattern
 from ncclwatch.engine.topology.record import GATHER, SCATTER, SUM
 from ncclwatch.model.events import Function
+from ncclwatch.model.topology import Pattern
 
 TINY_BYTES = 1024
 """Unit: bytes. From: the generated jobs of ``score.topology``: from half to 16 times as many change no layout, none at all make

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.ledger import POINT_TO_POINT, mix
+from ncclwatch.collect.ledger import POINT_TO_POINT, mix
 from ncclwatch.engine.topology.iteration import Specimen, after_update, varies
-from ncclwatch.engine.topology.model import FUNCTION_NAMES, Pattern, Phase, Role, Stage, Topology
 from ncclwatch.engine.topology.record import FUNCTIONS, GATHER, SCATTER, SUM, JobMap
 from ncclwatch.engine.topology.roles import ONCE
 from ncclwatch.engine.topology.uses import common
 from ncclwatch.model.events import Function
+from ncclwatch.model.topology import FUNCTION_NAMES, Pattern, Phase, Role, Stage, Topology
 
 ROLES = tuple(Role)
 INSIDE = (Role.TENSOR, Role.CONTEXT, Role.EXPERT)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.ledger import mix
 from ncclwatch.engine.job import Job, assemble, identity_of
-from ncclwatch.engine.ledger import mix
 from ncclwatch.engine.slow.order import MARKS, bounds_of
 from ncclwatch.model.events import Function
 from ncclwatch.model.groups import group_depth

@@ -15,12 +15,12 @@ from itertools import combinations, pairwise, product
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.ledger import POINT_TO_POINT
+from ncclwatch.collect.ledger import POINT_TO_POINT
 from ncclwatch.engine.topology.iteration import ENOUGH, OFTEN, Order, Shape, Specimen, after_update, examine
-from ncclwatch.engine.topology.model import FUNCTION_NAMES, Group, Layout, Role, Topology
 from ncclwatch.engine.topology.record import GATHER, SCATTER, SUM, JobMap, KnownGroup, KnownJob, Recorder
 from ncclwatch.engine.topology.uses import Family, Line, Use, families, uses_of_calls, uses_of_counts
 from ncclwatch.model.events import Function
+from ncclwatch.model.topology import FUNCTION_NAMES, Group, Layout, Role, Topology
 
 MAX_FAMILIES = 16
 """Bound: a job with more kinds of groups is not understood: there would be more than 17³ = 4,913 assignments to try."""

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.ledger import POINT_TO_POINT
 from ncclwatch.engine.connections import is_hidden
-from ncclwatch.engine.ledger import POINT_TO_POINT
 from ncclwatch.engine.topology.iteration import ENOUGH, OFTEN, Shape, Specimen, Usage, shape_of
-from ncclwatch.engine.topology.model import FUNCTION_NAMES
 from ncclwatch.engine.topology.record import JobMap, KnownGroup, KnownJob, Recorder
 from ncclwatch.model.state import Communicator, Direction
+from ncclwatch.model.topology import FUNCTION_NAMES
 
 LARGE_GROUP = 8
 """Unit: ranks. From: GPUs of one host joined by NVLink, as tensor groups are (Megatron-LM's advice, and every job of

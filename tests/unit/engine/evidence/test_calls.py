@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ncclwatch.collect.ledger import Ledger
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.evidence.base import FactKind
 from ncclwatch.engine.evidence.calls import Called, Calls
-from ncclwatch.engine.ledger import Ledger
 from unit.engine.evidence.said import case_of
 from unit.engine.test_calls import calls
 from unit.synthetic import WORLD, Rank, communicator, looks

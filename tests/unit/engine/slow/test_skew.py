@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ncclwatch.collect.ledger import Ledger
 from ncclwatch.engine.job import Job, assemble
-from ncclwatch.engine.ledger import Ledger
 from ncclwatch.engine.slow.detect import SlowDown
 from ncclwatch.engine.slow.lateness import Lateness, with_calls
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind

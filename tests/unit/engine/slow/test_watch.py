@@ -89,6 +89,25 @@ def test_a_slow_job_is_named_and_nothing_before(name: str) -> None:
         assert verdict.link is not None and verdict.communicator is not None
 
 
+def test_where_all_wait_for_data_alike_nobody_is_named_and_no_sample_counts() -> None:
+    """While nothing is open on any rank, every rank seems at work: that is no straggler's doing."""
+    scenario = load(SCENARIOS / "lookalike-data-loading.toml")
+    weighed: list[float] = []
+    live = LiveDiagnosis()
+    live.slow.observer = lambda job, looks, profile, context, trips: weighed.append(profile.busy.min())
+    timeline = simulate(scenario)
+    records = Observer(timeline, np.arange(0.7, timeline.end, 0.25).tolist()).until(timeline.end)
+    done: defaultdict[str, int] = defaultdict(int)
+    for round_ in rounds(records):
+        latest = max(sample.time_ns for sample in round_)
+        for host, events in records.calls.items():
+            upto = int(np.searchsorted(events["time_ns"], latest, "right"))
+            live.add_calls(events[done[host] : upto])
+            done[host] = upto
+        assert not live.update(round_).verdict_class.accuses
+    assert weighed and max(weighed) < 1.0
+
+
 def test_more_samples_are_wanted_while_a_slow_job_has_no_culprit(monkeypatch: pytest.MonkeyPatch) -> None:
     lives: list[LiveDiagnosis] = []
     wanted: list[tuple[bool, bool]] = []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ncclwatch.engine.topology.model import Role
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.model.events import Function, Kind
+from ncclwatch.model.topology import Role
 from score.topology import Trial, feed, play, run, trials
 
 CHOSEN = (2, 8, 12, 24, 36, 42, 48, 63)

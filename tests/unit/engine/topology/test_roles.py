@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.topology.iteration import Specimen, examine
-from ncclwatch.engine.topology.model import Layout, Role, Topology
 from ncclwatch.engine.topology.record import GATHER, OPERATION, SCATTER, SUM, JobMap, KnownGroup, KnownJob, Recorder
 from ncclwatch.engine.topology.roles import assemble, read
 from ncclwatch.engine.topology.uses import Use, uses_of_calls
 from ncclwatch.model.events import Function
+from ncclwatch.model.topology import Layout, Role, Topology
 
 Call = tuple[int, int, int, int]
 """Row, function, elements, peer."""

@@ -1,0 +1,1 @@
+"""A judged job on the other side of a network: its views as bytes, and a session that follows them."""

@@ -1,0 +1,1 @@
+"""The page for browsers: jobs that are watched or were recorded, over HTTP, read only."""

@@ -1,0 +1,155 @@
+"""Jobs that replay CUDA graphs: hangs are laid to whom eager jobs name, and calls that graphs hold count where they run."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from ncclwatch.engine.diagnose import diagnose
+from ncclwatch.model.verdict import VerdictClass
+from testbed.job import Job, has_secret_memory
+from testbed.test_diagnose_faults import VICTIM, judge, wait_until_it_stands
+from testbed.test_diagnose_job import judge_frozen, look, opened
+from testbed.watcher import Live, live, pids
+
+pytestmark = pytest.mark.attach
+
+VERSIONS = ("2.21.5", "2.27.5", "2.32.3")
+ONCE_LESS = ("--fault", f"skip:rank={VICTIM},at=20", "--iterations", "40", "--hold")
+"""With one replay less a job goes on, one operation apart: it hangs where the others wait in the last one."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault in a job of replays, and what is said of it by its memory alone."""
+
+    extra: tuple[str, ...]
+    transport: Literal["socket", "shm", "mixed"]
+    expected: tuple[VerdictClass, ...] = (VerdictClass.NOT_ENTERED,)
+
+
+CASES = {
+    "stuck": Case(("--fault", f"stuck:rank={VICTIM},at=20"), "socket"),
+    "once-less": Case(ONCE_LESS, "socket"),
+    "once-less-shm": Case(ONCE_LESS, "shm"),
+    # In the middle of a replay the GPU is seen to stop; at its beginning it looks like one that has not come (no device plane).
+    "stalled-gpu": Case(
+        ("--fault", f"stall_gpu:rank={VICTIM},at=20,group=world,delay_us=3000", "--compute-us", "1000"),
+        "mixed",
+        (VerdictClass.NOT_ENTERED, VerdictClass.HARDWARE),
+    ),
+    "stalled-proxy": Case(("--fault", f"stall_proxy:rank={VICTIM},at=20"), "socket", (VerdictClass.HARDWARE,)),
+}
+
+
+SHORT = ("once-less", "stalled-gpu")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name not in SHORT)) for name in CASES])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_rank_with_the_fault_is_named_as_in_eager_jobs(version: str, name: str) -> None:
+    case = CASES[name]
+    with Job(version, 4, "graph", case.transport, count=100_000, extra=case.extra, wait_for="nothing") as job:
+        wait_until_it_stands(job, creation=False)
+        verdict = judge(job.pids)
+    told = f"{verdict.verdict_class}: {verdict.summary} {verdict.evidence}"
+    assert verdict.verdict_class in case.expected, told
+    named = {culprit.rank for culprit in verdict.culprits}
+    # A proxy that stops in the middle of one send shows no more than its link.
+    assert named == {VICTIM} or (name == "stalled-proxy" and verdict.link is not None and VICTIM in named), told
+    assert any("CUDA graphs" in line for line in verdict.unobserved), verdict.unobserved
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_healthy_job_of_replays_is_silent_and_a_frozen_rank_is_named(version: str) -> None:
+    with Job(version, 4, "graphs", "mixed", count=5000) as job:
+        with opened(job) as targets:
+            for _ in range(3):
+                verdict = diagnose(look(targets, 0.5))
+                assert not verdict.verdict_class.accuses, f"{verdict.summary} {verdict.evidence}"
+        verdict = judge_frozen(job, VICTIM)
+    told = f"{verdict.summary} {verdict.evidence}"
+    assert verdict.verdict_class is VerdictClass.STOPPED, told
+    assert [culprit.rank for culprit in verdict.culprits] == [VICTIM], told
+
+
+def watched_from_the_start(job: Job, watcher: Live) -> None:
+    """Let a job begin that waits at its gate, once its calls are recorded."""
+    watcher.wait_for("rank", count=job.ranks)
+    job.open_gate()
+
+
+def accused(watcher: Live) -> list[dict[str, Any]]:
+    verdicts = [data["verdict"] for data in watcher.of("verdict")]
+    return [verdict for verdict in verdicts if verdict["culprits"]]
+
+
+@pytest.mark.skipif(not has_secret_memory(), reason="no secret memory (memfd_secret)")
+def test_replays_are_counted_by_the_calls_they_hold() -> None:
+    """Over P2P memory shows nothing at all: launches alone tell which replay the rank has not made, and what it holds."""
+    extra = ("--gate", *ONCE_LESS)
+    with Job("2.27.5", 4, "graph", "p2p", count=20_000, extra=extra, wait_for="nothing") as job:
+        job.wait_gate()
+        with live(*pids(job)) as watcher:
+            watched_from_the_start(job, watcher)
+            verdict = watcher.wait_for("verdict")["verdict"]
+            seen = {data["rank"]: data["operations"] for data in watcher.of("rank")}
+            assert watcher.end() == 0
+    told = f"{verdict['class']}: {verdict['summary']} {verdict['evidence']}"
+    assert verdict["class"] == "not-entered", told
+    assert [culprit["rank"] for culprit in verdict["culprits"]] == [VICTIM], told
+    # One eager call before the capture, 40 replays; the capture itself calls nothing.
+    assert seen == {rank: 41 - (rank == VICTIM) for rank in range(4)}
+    line = f"has not called #40 (AllReduce of {20_000} x float32), 3 other ranks have"
+    assert any("calls and replays of CUDA graphs" in one and line in one for one in verdict["evidence"]), told
+    assert not any("CUDA graphs" in one for one in verdict["unobserved"]), verdict["unobserved"]
+
+
+SERVING = ("--layers", "2", "--pause-us", "5000", "--prefill-every", "8")
+
+
+def test_a_rank_that_serves_another_batch_is_named() -> None:
+    """It replays the graph of half as many requests: the job runs on, with wrong results."""
+    extra = ("--gate", *SERVING, "--fault", f"other_size:rank={VICTIM},at=21")
+    with Job("2.32.3", 4, "serving", "mixed", count=1000, extra=extra, wait_for="nothing") as job:
+        job.wait_gate()
+        with live(*pids(job)) as watcher:
+            watched_from_the_start(job, watcher)
+            verdict = watcher.wait_for("verdict")["verdict"]
+            assert watcher.end() == 0
+    told = f"{verdict['class']}: {verdict['summary']} {verdict['evidence']}"
+    assert verdict["class"] == "inconsistent", told
+    assert [culprit["rank"] for culprit in verdict["culprits"]] == [VICTIM], told
+    assert "called AllReduce of 1000 x float32 where its peers called AllReduce of 2000 x float32" in verdict["summary"], told
+
+
+IDLE = (*SERVING, "--idle-every", "30", "--idle-us", "600000000")
+
+
+def serve_until_idle(job: Job) -> None:
+    """Until no requests come any more."""
+    deadline = time.monotonic() + 60
+    while {job.progress(rank) for rank in range(4)} != {29}:
+        assert time.monotonic() < deadline, job.logs()
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_no_requests_are_no_hang(version: str) -> None:
+    with Job(version, 4, "serving", "mixed", count=1000, extra=IDLE) as job:
+        serve_until_idle(job)
+        with opened(job) as targets:
+            verdict = diagnose(look(targets, 0.3))
+    assert verdict.verdict_class is VerdictClass.IDLE, f"{verdict.verdict_class}: {verdict.summary} {verdict.evidence}"
+
+
+@pytest.mark.long
+def test_no_requests_are_no_hang_for_longer_than_a_hang_takes_to_be_told() -> None:
+    with Job("2.27.5", 4, "serving", "mixed", count=1000, extra=IDLE) as job, live(*pids(job)) as watcher:
+        serve_until_idle(job)
+        watcher.wait_for("rank", count=len(watcher.of("rank")) + 4 * 14)
+        assert accused(watcher) == []
+        assert watcher.end() == 0
