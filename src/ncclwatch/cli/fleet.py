@@ -41,6 +41,8 @@ from ncclwatch.stopping import stop_on_signals
 
 if TYPE_CHECKING:
     from ncclwatch.cli.engine_service import Job
+    from ncclwatch.cli.history_keeper import HistoryKeeper
+    from ncclwatch.cli.otlp import OtlpSurface
     from ncclwatch.engine.session import Update
     from ncclwatch.fleet.connection import Connection
     from ncclwatch.model.verdict import Verdict
@@ -140,7 +142,9 @@ def judge(
         judging = Judging(connection, name, lambda transport: service(transport=transport), log, ttl_s=lease)
         ending.callback(judging.close)
         hooks = ending.enter_context(hooked(hook))
-        beside = [*ending.enter_context(keeping(history, "judge", judging.service)), *ending.enter_context(exporting(otlp))]
+        beside: list[HistoryKeeper | OtlpSurface] = []
+        beside += ending.enter_context(keeping(history, "judge", judging.service))
+        beside += ending.enter_context(exporting(otlp))
         log.begun(bus, name)
 
         def show(job: Job, update: Update, new: Sequence[Verdict]) -> None:
