@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ncclwatch.collect.ledger import Ledger
 from ncclwatch.engine.evidence.calls import Calls
-from ncclwatch.engine.ledger import Ledger
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from unit.engine.evidence.said import case_of
 from unit.synthetic import frozen_ring, looks
