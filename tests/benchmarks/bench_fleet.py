@@ -37,11 +37,12 @@ from ncclwatch.collect.batch import NodeBatch, PlaneState
 from ncclwatch.collect.windows import CurrentOperation, RankWindow
 from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.fleet import reduced, streams
-from ncclwatch.fleet.connection import Connection, Options
+from ncclwatch.fleet.connection import Connection
 from ncclwatch.fleet.hearing import Hearing
 from ncclwatch.fleet.reduced import BundleReader
 from ncclwatch.fleet.verdict_log import Record
 from ncclwatch.messaging import packing, subjects
+from ncclwatch.messaging.bus_keys import Access
 from ncclwatch.messaging.values import Shared
 from ncclwatch.messaging.writer import BatchWriter
 from ncclwatch.model.state import ChannelRing, ProcessSample
@@ -234,7 +235,7 @@ def live(ranks: int, seconds: int) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         running(Path(folder) / "nats") as server,
-        Connection(Options((server.address,))) as bus,
+        Connection(Access(server.address)) as bus,
         (Path(folder) / "log").open("wb") as log,
     ):
         names = (subjects.BATCHES, subjects.REDUCED, subjects.VERDICTS)

@@ -3,7 +3,8 @@
     PYTHONPATH=src:tests python -m fleet.kills --kills 200 [--seed 1]
 
 Two hearing workers and two judges run as they are installed, a real nats-server keeps its store. Each turn something dies by
-SIGKILL and is begun again: an agent (simulated: a new life), nats-server, a worker, or a judge. In between a process of one of
+SIGKILL and is begun again: an agent (simulated: a new life), nats-server, a worker, or a judge; or a judge is stopped by SIGSTOP
+and goes on seconds later, when another has taken over. In between a process of one of
 two jobs stops, or goes on. At the end the log of verdicts must hold each hold-up once, with the rank that was stopped, and each
 end of one, in their order, and nothing else.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,13 +32,16 @@ from fleet.servers import NatsServer, running
 from fleet.simulated import Agents
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.fleet import streams
-from ncclwatch.fleet.connection import Connection, Options
+from ncclwatch.fleet.connection import Connection
 from ncclwatch.fleet.verdict_log import Record
+from ncclwatch.messaging.bus_keys import Access
 from ncclwatch.messaging.subjects import BATCHES, VERDICTS, verdict
 
 PATIENCE_S = 120.0
 """A machine that is busy with real jobs may need long; how long a takeover took is printed, not asserted."""
-KINDS = ("agent", "nats-server", "worker", "judge")
+KINDS = ("agent", "nats-server", "worker", "judge", "stopped judge")
+STOPPED_S = 2.0, 8.0
+"""For how long a judge is stopped (SIGSTOP, then SIGCONT): shorter and longer than a lease runs."""
 
 
 @dataclass
@@ -135,6 +140,11 @@ class Trial:
             self._server.kill()
             time.sleep(self._chance.uniform(0.0, 2.0))
             self._server.start()
+        elif kind == "stopped judge":
+            process = self._fleet.processes[f"judge{self._chance.randrange(2)}"]
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(self._chance.uniform(*STOPPED_S))
+            process.send_signal(signal.SIGCONT)
         else:
             self._kill_process(kind, self._chance.randrange(2))
 
@@ -260,7 +270,7 @@ def _rank(record: Record) -> int:
 
 def trial(kills: int, seed: int, folder: Path, *, lease_s: float = 3.0) -> Outcome:
     """Kill so often, and say what was seen."""
-    with running(folder / "nats") as server, Connection(Options((server.address,))) as connection:
+    with running(folder / "nats") as server, Connection(Access(server.address)) as connection:
         one = Trial(folder, server, connection, seed, lease_s)
         one.run(kills)
         return one.outcome

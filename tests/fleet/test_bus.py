@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from pathlib import Path
 
-from fleet.bus import Bench, agent, engine, rings, viewing
+import nats
+from nats.aio.msg import Msg
+
+from fleet.bus import PATIENCE_S, Bench, agent, engine, rings, viewing
 from fleet.servers import NatsServer
 from ncclwatch.collect.batch import PlaneState
+from ncclwatch.messaging import protocol
 from ncclwatch.messaging.agent import Agent
 from ncclwatch.messaging.bus_keys import Access
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.model.work import WorkOrder
 from unit.fake_node import FakeNode
 from unit.synthetic import silent_link
+
+KILLS = int(os.environ.get("NCCLWATCH_KILLS", "5"))
 
 
 def verdict_of(bench: Bench, left: Agent, right: Agent) -> dict[str, object]:
@@ -86,6 +94,30 @@ def test_orders_and_the_clock_reach_an_agent(nats_server: NatsServer) -> None:
         assert offset is not None and error is not None and abs(offset) <= error
 
 
+def test_the_clock_is_told_to_inboxes_alone(nats_server: NatsServer) -> None:
+    """An engine may say anything in its account: whoever asks must not choose the subject."""
+    with engine(Access(nats_server.address)) as bench:
+
+        async def ask() -> list[str]:
+            client, heard = await nats.connect(nats_server.address), list[str]()
+
+            async def hear(message: Msg) -> None:
+                heard.append(message.subject)
+
+            await client.subscribe(">", cb=hear)
+            ping = protocol.encode(protocol.Ping(1))
+            for reply in ("ncw.ask.default.victim", "$JS.API.STREAM.PURGE.NCW_BATCHES", "_INBOX.>", "_INBOX.me"):
+                await client.publish("ncw.ping.default.a", ping, reply=reply)
+            limit = time.monotonic() + PATIENCE_S
+            while "_INBOX.me" not in heard and time.monotonic() < limit:
+                await asyncio.sleep(0.01)
+            await client.close()
+            return [subject for subject in heard if not subject.startswith("ncw.ping")]
+
+        assert asyncio.run(ask()) == ["_INBOX.me"]
+        assert bench.hub.counts.bad == 0
+
+
 def test_all_is_well_reaches_an_agent(nats_server: NatsServer) -> None:
     access, eased = Access(nats_server.address), list[tuple[bool, bool]]()
     with engine(access) as bench, agent(access, host="a") as sender:
@@ -141,7 +173,7 @@ def test_a_server_that_is_killed_loses_nothing_and_repeats_nothing(nats_server: 
                 sender.take(node.batch())
             said += number
 
-        for _ in range(5):
+        for _ in range(KILLS):
             say(30)
             bench.until(lambda: len(bench.taken) > said - 25, "some batches")
             # In the middle of the others.

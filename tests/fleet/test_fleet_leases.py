@@ -15,9 +15,10 @@ import pytest
 
 from fleet.servers import NatsServer
 from ncclwatch.fleet import streams
-from ncclwatch.fleet.connection import Connection, Options
+from ncclwatch.fleet.connection import Connection
 from ncclwatch.fleet.lease import Lease, bucket, held
 from ncclwatch.fleet.verdict_log import Record, SupersededError, VerdictLog
+from ncclwatch.messaging.bus_keys import Access
 from ncclwatch.messaging.subjects import VERDICTS
 
 TTL_S = 1.0
@@ -25,7 +26,7 @@ TTL_S = 1.0
 
 @pytest.fixture
 def bus(nats_server: NatsServer) -> Iterator[Connection]:
-    with Connection(Options((nats_server.address,))) as connection:
+    with Connection(Access(nats_server.address)) as connection:
         connection.call(streams.ensure(connection.jetstream, VERDICTS))
         yield connection
 
@@ -137,6 +138,16 @@ def test_what_was_told_is_told_once_over_judges(bus: Connection) -> None:
     assert [record.type for record in log_of(bus)] == ["takeover", "verdict", "takeover", "recovery", "verdict"]
 
 
+def test_a_job_that_is_part_of_another_leaves_nothing_standing(bus: Connection) -> None:
+    log = VerdictLog(bus.jetstream, "j", "one")
+    bus.call(log.take_over(1))
+    bus.call(log.tell(accusing(3)))
+    record = bus.call(log.join("older"))
+    assert (record.into, record.verdict) == ("older", accusing(3))
+    assert not bus.call(VerdictLog(bus.jetstream, "j", "two").take_over(2)).state.is_open
+    assert [found.type for found in log_of(bus)] == ["takeover", "verdict", "joined", "takeover"]
+
+
 def test_an_earlier_epoch_cannot_take_over(bus: Connection) -> None:
     one, two = VerdictLog(bus.jetstream, "j", "one"), VerdictLog(bus.jetstream, "j", "two")
     bus.call(two.take_over(8))
@@ -178,13 +189,14 @@ def test_the_log_goes_on_over_a_server_that_is_killed(nats_server: NatsServer, b
 
 PAUSED = """
 import json, sys, time
+from ncclwatch.messaging.bus_keys import Access
 from ncclwatch.fleet import streams
-from ncclwatch.fleet.connection import Connection, Options
+from ncclwatch.fleet.connection import Connection
 from ncclwatch.fleet.lease import Lease, bucket
 from ncclwatch.fleet.verdict_log import SupersededError, VerdictLog
 
 url, ttl_s, check = sys.argv[1], float(sys.argv[2]), sys.argv[3] == "check"
-with Connection(Options((url,))) as bus:
+with Connection(Access(url)) as bus:
     lease = Lease(bus.jetstream, bus.call(bucket(bus.jetstream, ttl_s)), "job.j", b"paused", ttl_s)
     assert bus.call(lease.acquire())
     log = VerdictLog(bus.jetstream, "j", "paused")

@@ -10,9 +10,10 @@ import pytest
 
 from fleet.servers import NatsServer
 from ncclwatch.fleet import streams
-from ncclwatch.fleet.connection import Connection, Options
+from ncclwatch.fleet.connection import Connection
 from ncclwatch.fleet.follow import Follower
 from ncclwatch.fleet.share import Share
+from ncclwatch.messaging.bus_keys import Access
 from ncclwatch.messaging.subjects import REDUCED
 
 TTL_S = 1.0
@@ -20,7 +21,7 @@ TTL_S = 1.0
 
 @pytest.fixture
 def bus(nats_server: NatsServer) -> Iterator[Connection]:
-    with Connection(Options((nats_server.address,))) as connection:
+    with Connection(Access(nats_server.address)) as connection:
         connection.call(streams.ensure(connection.jetstream, REDUCED))
         yield connection
 

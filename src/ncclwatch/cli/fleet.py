@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ncclwatch.cli.history_keeper import HistoryOption, keeping
 from ncclwatch.cli.hooks import (
     HOOK_COOLDOWN_S,
     HOOK_FLOOR,
@@ -35,11 +36,13 @@ from ncclwatch.cli.options import (
     ThetaOption,
     slow_rule,
 )
-from ncclwatch.errors import NcclwatchError, UsageError
+from ncclwatch.cli.otlp import OtlpOption, exporting
 from ncclwatch.stopping import stop_on_signals
 
 if TYPE_CHECKING:
     from ncclwatch.cli.engine_service import Job
+    from ncclwatch.cli.history_keeper import HistoryKeeper
+    from ncclwatch.cli.otlp import OtlpSurface
     from ncclwatch.engine.session import Update
     from ncclwatch.fleet.connection import Connection
     from ncclwatch.model.verdict import Verdict
@@ -107,6 +110,7 @@ def judge(
     interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two verdicts.")] = 1.0,
     duration: DurationOption = None,
     as_json: JsonOption = False,
+    otlp: OtlpOption = None, history: HistoryOption = None,
     on_verdict: OnVerdictOption = None, hook_floor: HookFloorOption = HOOK_FLOOR, hook_log: HookLogOption = None,
     hook_cooldown: HookCooldownOption = HOOK_COOLDOWN_S, hook_dry_run: HookDryRunOption = False,
     traffic_every: TrafficOption = 60.0,
@@ -138,12 +142,17 @@ def judge(
         judging = Judging(connection, name, lambda transport: service(transport=transport), log, ttl_s=lease)
         ending.callback(judging.close)
         hooks = ending.enter_context(hooked(hook))
+        beside: list[HistoryKeeper | OtlpSurface] = []
+        beside += ending.enter_context(keeping(history, "judge", judging.service))
+        beside += ending.enter_context(exporting(otlp))
         log.begun(bus, name)
 
         def show(job: Job, update: Update, new: Sequence[Verdict]) -> None:
             for one in hooks:
                 one.hook.take(new, job.name)
                 update.notes += one.hook.lines()
+            for each in beside:
+                each.take(job.session, update, job.name)
             log.update(job, update)
 
         until = float("inf") if duration is None else time.monotonic() + duration
@@ -155,14 +164,10 @@ def judge(
 
 def _connection(bus: str, keys: Path | None) -> Connection:
     """A connection that is not open yet; raises :class:`UsageError`, or what says that the client is not installed."""
-    from ncclwatch.messaging.protocol import is_loopback
+    from ncclwatch.messaging.bus_keys import access
+    from ncclwatch.messaging.transports import require_client
 
-    if keys is not None or not bus.startswith("nats://") or not is_loopback(bus):
-        raise UsageError(f"{bus} cannot be used yet: only a NATS server on this machine can", "write --bus nats://127.0.0.1:4222")
-    try:
-        import nats  # noqa: F401 - only whether it is there
-    except ImportError as error:
-        raise NcclwatchError("the client of NATS is not installed", "pip install 'ncclwatch[fleet]'") from error
-    from ncclwatch.fleet.connection import Connection, Options
+    require_client()
+    from ncclwatch.fleet.connection import Connection
 
-    return Connection(Options((bus,)))
+    return Connection(access(bus, keys, "engine"))

@@ -146,7 +146,7 @@ class Judging:
             self._hub.tell(f"begin {job}", f"job {job} cannot be judged yet: {error}")
             return
         teller = Teller(self._connection, log, shown)
-        replay = Replay(self.service.session(), teller.replayed)
+        replay = Replay(self.service.session())
         self._held[job] = _Held(lease, teller, replay, time.monotonic())
         self._hub.add(job, BACK_S)
         self._log.took(record)

@@ -8,10 +8,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import TimeoutError as WaitTimeoutError
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ncclwatch.errors import NcclwatchError
+from ncclwatch.messaging.bus_keys import Access
+from ncclwatch.messaging.nats_client import BusClient
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -33,20 +34,11 @@ class UnreachableError(NcclwatchError):
     """The server did not answer in time: nobody knows whether it did what was asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Where the server is and who asks; ``extra`` are further arguments of ``nats.connect`` (credentials, TLS)."""
-
-    servers: tuple[str, ...]
-    name: str = "ncclwatch"
-    extra: dict[str, Any] = field(default_factory=dict)
-
-
 class Connection:
     """One connection, made again by the client whenever it breaks. ``take_news`` says what happened to it."""
 
-    def __init__(self, options: Options) -> None:
-        self._options = options
+    def __init__(self, access: Access) -> None:
+        self._access = access
         self._news: deque[str] = deque(maxlen=100)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ncclwatch-nats", daemon=True)
@@ -64,20 +56,17 @@ class Connection:
     def open(self) -> None:
         """Connect; raises :class:`NcclwatchError` when no server can be reached."""
         self._thread.start()
-        where = ", ".join(self._options.servers)
         try:
             self._client = self.call(self._connect(), CONNECT_S)
         except Exception as error:
             self.close()
             why = str(error) or type(error).__name__
             raise NcclwatchError(
-                f"no NATS server can be used at {where}: {why}", "start one with JetStream, or see docs/fleet.md"
+                f"no NATS server can be used at {self.address}: {why}", "start one with JetStream, or see docs/fleet.md"
             ) from error
         self._jetstream = self._client.jetstream(timeout=REQUEST_S)
 
     async def _connect(self) -> Client:
-        import nats
-
         async def broke() -> None:
             self._news.append("the connection to NATS broke: it is made again")
 
@@ -87,18 +76,23 @@ class Connection:
         async def failed(error: Exception) -> None:
             self._news.append(f"NATS: {error}")
 
+        client = BusClient(self._access)
+        # nats-py sleeps for any part of a second, and says that it wants whole ones.
+        again_s: Any = RECONNECT_S
         async with asyncio.timeout(CONNECT_S):
-            return await nats.connect(
-                servers=list(self._options.servers),
-                name=self._options.name,
+            await client.connect(
+                self.address,
+                name="ncclwatch fleet",
                 max_reconnect_attempts=-1,
-                reconnect_time_wait=RECONNECT_S,
+                reconnect_time_wait=again_s,
                 ping_interval=PING_S,
                 disconnected_cb=broke,
                 reconnected_cb=again,
                 error_cb=failed,
-                **self._options.extra,
+                inbox_prefix=self._access.inbox,
+                **client.secrets(),
             )
+        return client
 
     async def _end(self, client: Client) -> None:
         rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task() and task.get_coro() in self._spawned]
@@ -124,7 +118,7 @@ class Connection:
     @property
     def address(self) -> str:
         """Where it is connected to."""
-        return self._options.servers[0]
+        return self._access.address
 
     @property
     def connected(self) -> bool:

@@ -64,6 +64,8 @@ class Follower:
         self._found: deque[Message] = deque()
         self._nbytes = 0
         self._generation = 0
+        self.lost_ends = 0
+        """How often the stream turned out to end before where we were: a server that lost its end, or another stream."""
         self.caught_up = False
         """Whether everything that was in the stream has been handed on once."""
         self._stop = connection.spawn(self._run())
@@ -116,6 +118,10 @@ class Follower:
     async def _follow(self, generation: int) -> None:
         client = self._connection.client
         connections = client.stats["reconnects"]
+        last = (await self._connection.jetstream.stream_info(self._stream)).state.last_seq
+        if self._next > last + 1:
+            # What it holds behind its end will be new, whatever its numbers.
+            self._next, self.lost_ends = last + 1, self.lost_ends + 1
         subscription = await self._connection.jetstream.pull_subscribe(self._subject, stream=self._stream, config=self._config())
         expected = 1
         try:

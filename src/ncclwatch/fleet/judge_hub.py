@@ -53,6 +53,8 @@ class _Agent:
 
     token: str
     node: str
+    worker: str = ""
+    """Who heard it last."""
     last: int = -1
     sequence: int = -1
     well: bool = False
@@ -70,6 +72,14 @@ class _Feed:
     workers: OrderedDict[str, float] = field(default_factory=OrderedDict)
     """When each worker was heard last."""
     asked: dict[str, float] = field(default_factory=dict)
+
+    def unheard_s(self, now: float) -> float:
+        """For how long a worker has been silent whose nodes nobody else hears yet; else 0."""
+        silent = {name: now - heard for name, heard in self.workers.items() if SILENT_S < now - heard < GONE_S}
+        if not silent:
+            return 0.0
+        waited_for = {agent.worker for agent in self.agents.values()}
+        return max((silence for name, silence in silent.items() if name in waited_for), default=0.0)
 
 
 class JudgeHub:
@@ -135,8 +145,7 @@ class JudgeHub:
         """For how long something has been waiting to be heard, here or because a worker died or NATS is away; else 0."""
         now = time.monotonic()
         behind = self._heard - self._emptied
-        silences = [now - heard for feed in self._feeds.values() for heard in feed.workers.values()]
-        return max(0.0, behind, *(silence for silence in silences if SILENT_S < silence < GONE_S))
+        return max(0.0, behind, *(feed.unheard_s(now) for feed in self._feeds.values()))
 
     def poll(self, timeout_s: float) -> int:
         """Hear what there is, waiting at most ``timeout_s`` for the first; returns how many messages were taken."""
@@ -235,15 +244,16 @@ class JudgeHub:
             self.counts.keys_asked += 1
             self._say(self._connection.client.publish(streams.need(worker), job.encode()))
         for heard in found:
-            self._take_heard(job, feed, heard, message.time_ns)
+            self._take_heard(job, feed, heard, worker, message.time_ns)
         for kept, most in ((feed.readers, MAX_BUNDLES), (feed.workers, MAX_WORKERS), (feed.agents, MAX_LIVES)):
             while len(kept) > most:
                 kept.popitem(last=False)
 
-    def _take_heard(self, job: str, feed: _Feed, heard: Heard, at_ns: int) -> None:
+    def _take_heard(self, job: str, feed: _Feed, heard: Heard, worker: str, at_ns: int) -> None:
         agent = feed.agents.get(heard.life)
         if agent is None:
             agent = feed.agents[heard.life] = _Agent(heard.token, heard.node, last=heard.first - 1)
+        agent.worker = worker
         if heard.last <= agent.last:
             # Sent on by two workers, one of which died before it could write down that it had.
             self.counts.duplicates += 1

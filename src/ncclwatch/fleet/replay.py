@@ -7,10 +7,8 @@ as far back as the next, so that a takeover takes a few judgements however far i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from ncclwatch.collect.batch import NodeBatch
-from ncclwatch.engine.session import DiagnosisSession, Update
 from ncclwatch.knowledge.session import InformedSession
 
 BACK_S = 120.0
@@ -22,10 +20,10 @@ BUDGET_S = 2.0
 
 
 class Replay:
-    """One takeover. ``judged`` is shown what each judgement brought. ``lives`` are those of the agents heard, by host."""
+    """One takeover. ``lives`` are those of the agents that were heard, by host."""
 
-    def __init__(self, session: InformedSession, judged: Callable[[DiagnosisSession, Update], None]) -> None:
-        self.session, self._judged = session, judged
+    def __init__(self, session: InformedSession) -> None:
+        self.session = session
         self.lives: dict[str, str] = {}
         self._now_ns, self._wall_ns = time.monotonic_ns(), time.time_ns()
         self._marks = [self._now_ns - int(back * 1e9) for back in MARKS_S]
@@ -44,5 +42,5 @@ class Replay:
         if self._spent_s > BUDGET_S or not self.session.nodes:
             return
         began = time.thread_time()
-        self._judged(self.session, self.session.judge(mark_ns))
+        self.session.judge(mark_ns)
         self._spent_s += time.thread_time() - began

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from nats.js import JetStreamContext, api
-from nats.js.errors import NotFoundError
+from nats.js.errors import APIError, NotFoundError
 from nats.js.kv import KeyValue
 
-from ncclwatch.messaging.subjects import ALL_BATCHES, BATCHES, REDUCED, VERDICTS, token_of
+from ncclwatch.messaging.nats_stream import ensure_stream
+from ncclwatch.messaging.subjects import BATCHES, REDUCED, VERDICTS, token_of
 
 JOBS = "NCW_JOBS"
 """Stream of claims: which communicators are of one job."""
@@ -14,14 +15,16 @@ HEARD = "NCW_HEARD"
 """Bucket: up to which batch each partition was heard and sent on."""
 ALL_CLAIMS = "ncw.jobs.*"
 
-_GIB = 1 << 30
+_MIB = 1 << 20
 _STREAMS = {
-    BATCHES: api.StreamConfig(name=BATCHES, subjects=[ALL_BATCHES], max_age=1800.0, max_bytes=8 * _GIB),
-    REDUCED: api.StreamConfig(name=REDUCED, subjects=["ncw.reduced.*.*"], max_age=600.0, max_bytes=4 * _GIB),
-    VERDICTS: api.StreamConfig(name=VERDICTS, subjects=["ncw.verdict.*"], max_age=30 * 86_400.0, max_bytes=_GIB),
-    JOBS: api.StreamConfig(name=JOBS, subjects=[ALL_CLAIMS], max_age=3600.0, max_bytes=_GIB),
+    REDUCED: api.StreamConfig(name=REDUCED, subjects=["ncw.reduced.*.*"], max_age=600.0, max_bytes=2048 * _MIB),
+    VERDICTS: api.StreamConfig(name=VERDICTS, subjects=["ncw.verdict.*"], max_age=30 * 86_400.0, max_bytes=512 * _MIB),
+    JOBS: api.StreamConfig(name=JOBS, subjects=[ALL_CLAIMS], max_age=3600.0, max_bytes=128 * _MIB),
 }
 """Bounds of streams where nobody has made them before; an administrator may have made others."""
+NO_STORAGE = (10028, 10047)
+"""Errors of a server, or an account, that may not hold so much."""
+LEAST_BYTES = 8 * _MIB
 
 
 def claims(worker: str) -> str:
@@ -45,9 +48,23 @@ async def ensure(jetstream: JetStreamContext, *names: str) -> None:
         try:
             await jetstream.stream_info(name)
         except NotFoundError:
-            await jetstream.add_stream(
-                _STREAMS[name].evolve(discard=api.DiscardPolicy.OLD, storage=api.StorageType.FILE, duplicate_window=120.0)
-            )
+            if name == BATCHES:
+                await ensure_stream(jetstream)
+                continue
+            config = _STREAMS[name].evolve(discard=api.DiscardPolicy.OLD, storage=api.StorageType.FILE, duplicate_window=120.0)
+            while not await _add(jetstream, config):
+                config = config.evolve(max_bytes=(config.max_bytes or 0) // 2)
+
+
+async def _add(jetstream: JetStreamContext, config: api.StreamConfig) -> bool:
+    """Whether the stream is there now; not where its account may not hold so much."""
+    try:
+        await jetstream.add_stream(config)
+    except APIError as error:
+        if error.err_code in NO_STORAGE and (config.max_bytes or 0) > LEAST_BYTES:
+            return False
+        raise
+    return True
 
 
 async def heard_bucket(jetstream: JetStreamContext) -> KeyValue:

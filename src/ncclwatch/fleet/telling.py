@@ -9,11 +9,13 @@ from typing import Any
 
 from nats.errors import Error as NatsError
 
-from ncclwatch.collect.windows import RankWindow
 from ncclwatch.engine.session import DiagnosisSession, Update
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.fleet.connection import Connection
 from ncclwatch.fleet.verdict_log import Record, SupersededError, VerdictLog, accusation
+from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.progress import progressed
+from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
 SETTLE_S = 15.0
@@ -55,6 +57,8 @@ class Teller:
         self._over = False
         self._quiet = 0
         self._held_since: float | None = None
+        self._first: dict[ProcessKey, ProcessSample] = {}
+        """What each process showed first since nothing is accused any more."""
 
     def update(self, session: DiagnosisSession, update: Update, *, unheard: bool = False) -> Told:
         """Append what a judgement brought; ``unheard``: something waits to be heard. Raises :class:`SupersededError`."""
@@ -101,32 +105,35 @@ class Teller:
             return None
         return self._connection.call(self.log.tell(shown))
 
-    def replayed(self, session: DiagnosisSession, update: Update) -> None:
-        """See what a judgement of the past showed, and append nothing."""
-        self._note(session, update, [verdict for verdict in update.verdicts if verdict.verdict_class.accuses])
-
     def _note(self, session: DiagnosisSession, update: Update, accusing: list[Verdict]) -> None:
         if accusing or not self.log.state.is_open:
             self._over, self._quiet = False, 0
+            self._first.clear()
             return
         if update.recoveries:
             # Seen to stand by this judge, and to go on.
             self._over = True
         runs = update.verdict is not None and update.verdict.verdict_class in (VerdictClass.RUNNING, VerdictClass.IDLE)
-        if not runs or any(node.silent for node in session.nodes.values()) or not self._all_moved(update):
-            self._quiet = 0
-            return
-        self._quiet += 1
+        moved = self._all_moved(session)
+        if not runs or any(node.silent for node in session.nodes.values()):
+            self._first.clear()
+        self._quiet = self._quiet + 1 if runs and moved else 0
         slow = self.log.standing is not None and str(self.log.standing["class"]).startswith("slow")
         known_long = not (self._adopted and slow) or self._clock() - self._began > SLOW_S
         if self._quiet >= QUIET_LOOKS and known_long:
             self._over = True
 
-    def _all_moved(self, update: Update) -> bool:
-        """Whether every rank that is observed has moved since the verdict was told."""
-        age_s = max(0.0, time.time() - self.log.state.since_ns / 1e9)
-        windows = update.windows or []
-        return bool(windows) and all(_moves(window, age_s) for window in windows)
+    def _all_moved(self, session: DiagnosisSession) -> bool:
+        """Whether every process that is observed has moved since nothing is accused any more, among them those on the hosts that
+        the verdict names.
+        """
+        culprits = self.log.standing["culprits"] if self.log.standing is not None else ()
+        samples = {key: sample for key, sample in session.samples.items() if sample.run_state != "X"}
+        seen = {sample.process.host for sample in samples.values()}
+        for key, sample in samples.items():
+            self._first.setdefault(key, sample)
+        named = {culprit["host"] for culprit in culprits}
+        return bool(samples) and named <= seen and all(progressed(self._first[key], sample) for key, sample in samples.items())
 
 
 def _of_one_moment(session: DiagnosisSession) -> bool:
@@ -134,10 +141,3 @@ def _of_one_moment(session: DiagnosisSession) -> bool:
     looks = [next(iter(node.samples.values())).wall_ns for node in heard]
     interval_s = max((node.interval_s for node in heard), default=1.0)
     return not looks or max(looks) - min(looks) <= (APART_LOOKS * interval_s + 0.5) * 1e9
-
-
-def _moves(window: RankWindow, within_s: float) -> bool:
-    if window.still_s is not None:
-        return window.still_s < within_s
-    # It never stood still, or was looked at once only.
-    return bool(window.operations_per_s or window.steps_per_s)

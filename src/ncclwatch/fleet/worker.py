@@ -43,7 +43,6 @@ SHARE_OF_PAYLOAD = 0.9
 """Of what the server takes in one message: headers need the rest."""
 SWEEP_S = 60.0
 _LIFE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
-_INBOX = re.compile(r"_INBOX\.[A-Za-z0-9_.-]{1,200}\Z")
 
 
 class Worker:
@@ -65,7 +64,7 @@ class Worker:
         self._upto: dict[int, int] = {}
         """For each partition that is heard here, up to where in the stream it was sent on by whoever heard it before."""
         self._unsent: deque[tuple[str, bytes, str]] = deque()
-        self._position = 0
+        self._position = self._lost_ends = 0
         self._numbered = 0
         self._keys_wanted: deque[str] = deque(maxlen=1000)
         self._next_flush = self._next_sweep = 0.0
@@ -81,8 +80,7 @@ class Worker:
 
         async def pinged(message: Msg) -> None:
             received = time.time_ns()
-            # Whoever pings chooses where the answer goes: to an inbox, or nowhere.
-            if not _INBOX.match(message.reply or ""):
+            if not subjects.is_inbox(message.reply or ""):
                 return
             with contextlib.suppress(FormatError):
                 said = decode_word(message.data)
@@ -141,7 +139,8 @@ class Worker:
     def _begin(self, new: set[int]) -> None:
         first, last, known = self._connection.call(self._places(new), 30.0)
         oldest = max(first, last - MAX_BACKLOG + 1)
-        begin = {number: max(known.get(number, 0) + 1, oldest) for number in new}
+        # A place behind the end is one in a stream that is no more.
+        begin = {number: max(place + 1, oldest) if (place := known.get(number, 0)) <= last else oldest for number in new}
         self._upto |= {number: place - 1 for number, place in begin.items()}
         start = min(begin.values())
         if self._batches is None:
@@ -183,6 +182,9 @@ class Worker:
             rest = min(timeout_s, max(0.0, self._next_flush - time.monotonic()))
             self._bell.wait(rest)
         self._bell.clear()
+        if self._batches is not None and self._batches.lost_ends != self._lost_ends:
+            self._lost_ends = self._batches.lost_ends
+            self._upto = dict.fromkeys(self._upto, 0)
         until = min(time.monotonic() + timeout_s, self._next_flush)
         while self._batches is not None and (found := self._batches.take(PER_STEP)):
             for message in found:

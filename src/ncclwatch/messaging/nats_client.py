@@ -75,12 +75,13 @@ class BusClient(Client):
                     error_cb=self._failed,
                     closed_cb=self._closed,
                     inbox_prefix=self._access.inbox,
-                    **self._secrets(),
+                    **self.secrets(),
                 )
         except (nats.errors.Error, OSError, TimeoutError, ssl.SSLError) as error:
             raise LostError(self._words(error)) from error
 
-    def _secrets(self) -> dict[str, Any]:
+    def secrets(self) -> dict[str, Any]:
+        """What `connect` wants of key, JWT and TLS; raises ``LostError``."""
         options: dict[str, Any] = {}
         if self._access.tls:
             options["tls"] = self._context()

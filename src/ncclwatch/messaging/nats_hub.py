@@ -45,7 +45,6 @@ REST_S = 0.5
 SWEEP_S = 10.0
 _LIFE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _NUMBER = re.compile(r"[0-9]{1,19}\Z")
-_INBOX = re.compile(r"_INBOX\.[A-Za-z0-9_.-]{1,200}\Z")
 _VIEWER = re.compile(rb"[0-9a-f]{16}\Z")
 
 
@@ -277,8 +276,7 @@ class NatsHub:
     def _pinged(self, client: BusClient) -> Callable[[Msg], Awaitable[None]]:
         async def answer(message: Msg) -> None:
             received = time.time_ns()
-            # We may say anything in this account, and whoever pings chooses where the answer goes: to an inbox, or nowhere.
-            if not _INBOX.match(message.reply or ""):
+            if not subjects.is_inbox(message.reply or ""):
                 return
             try:
                 said = protocol.decode(message.data)

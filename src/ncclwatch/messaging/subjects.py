@@ -27,6 +27,7 @@ MESSAGE_ID = "Nats-Msg-Id"
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _BATCH = re.compile(r"ncw\.batch\.([A-Za-z0-9_-]{1,64})\.([A-Za-z0-9_-]{1,64})\Z")
+_INBOX = re.compile(r"(_INBOX|_R_)\.[A-Za-z0-9_.-]{1,200}\Z")
 ALL_BATCHES = "ncw.batch.*.*"
 ALL_PINGS = "ncw.ping.*.*"
 ALL_WATCHES = "ncw.watch.*"
@@ -78,3 +79,11 @@ def batch_parts(subject: str) -> tuple[str, str] | None:
     """Job and node of a batch's subject; ``None`` for a subject that is none."""
     found = _BATCH.match(subject)
     return (found[1], found[2]) if found is not None else None
+
+
+def is_inbox(subject: str) -> bool:
+    """Whether an answer may go there: to an inbox, or to what a server makes of one between two accounts (``_R_``).
+
+    An engine may say anything in its account, and whoever asks it something chooses the subject of the answer.
+    """
+    return _INBOX.match(subject) is not None

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from ncclwatch.collect.aggregate import Aggregator
-from ncclwatch.collect.windows import RankWindow
 from ncclwatch.engine.live import Recovery
 from ncclwatch.engine.session import DiagnosisSession, Node, Update
 from ncclwatch.fleet.telling import HOLD_S, QUIET_LOOKS, SETTLE_S, SLOW_S, Teller
@@ -51,16 +49,8 @@ def accuse(rank: int, kind: VerdictClass = VerdictClass.STOPPED) -> Verdict:
 RUNNING = Verdict(VerdictClass.RUNNING, "all is well")
 
 
-def window(**changes: Any) -> RankWindow:
-    [look] = ring_looks(1, world=2)
-    aggregator = Aggregator(calls_plane=False)
-    aggregator.add_process(look[0].process, look[0].time_ns)
-    aggregator.feed_sample(look[0])
-    return replace(aggregator.windows(look[0].time_ns)[0], **changes)
-
-
-def judged(*verdicts: Verdict, recovered: Verdict | None = None, still_s: float | None = 0.1) -> Update:
-    update = Update(0, windows=[window(still_s=still_s)], verdicts=list(verdicts))
+def judged(*verdicts: Verdict, recovered: Verdict | None = None) -> Update:
+    update = Update(0, windows=[], verdicts=list(verdicts))
     update.recoveries = [Recovery(recovered, 5.0)] if recovered else []
     return update
 
@@ -79,6 +69,15 @@ def teller(log: Log) -> tuple[Teller, Clock, Direct]:
 
 def kinds(log: Log) -> list[str]:
     return [record.type for record in log.records]
+
+
+def show(session: DiagnosisSession, *steps: int) -> None:
+    """What nodes show next: how far the process of each has come."""
+    [look] = ring_looks(1, world=4)
+    for sample, step in zip(look, steps, strict=False):
+        operations = tuple(replace(o, op_count=o.op_count + 2 * step) for o in sample.operations)
+        node = session.nodes[sample.process.host] = Node(sample.process.host, 0)
+        node.samples = {sample.process.key: replace(sample, operations=operations)}
 
 
 def took_over(verdict: Verdict) -> Log:
@@ -105,14 +104,21 @@ def test_what_another_judge_told_is_neither_told_again_nor_ended_without_being_s
     log = took_over(accuse(3))
     one, _, _ = teller(log)
     session = DiagnosisSession()
-    # It knows little yet: what it would accuse instead is held back, and that it runs is believed when ranks have moved.
+    # It knows little yet: what it would accuse instead is held back, and that it runs is believed when all have moved.
     one.update(session, judged(accuse(4, VerdictClass.HARDWARE)))
+    for look in range(2 * QUIET_LOOKS):
+        show(session, 0, 1, 2)
+        one.update(session, judged(RUNNING))
+        # The host that is named is not heard yet, or its process stands.
+        show(session, look, look, look)
+        one.update(session, judged(RUNNING))
     for _ in range(2 * QUIET_LOOKS):
-        one.update(session, judged(RUNNING, still_s=3600.0))
-        one.update(session, judged(RUNNING, still_s=None))
-        one.update(session, judged(Verdict(VerdictClass.UNKNOWN, "?"), still_s=0.1))
+        show(session, 50, 50, 50, 7)
+        one.update(session, judged(RUNNING))
+        one.update(session, judged(Verdict(VerdictClass.UNKNOWN, "?")))
     assert kinds(log) == []
-    for _ in range(QUIET_LOOKS):
+    for look in range(QUIET_LOOKS + 1):
+        show(session, *[60 + look] * 4)
         one.update(session, judged(RUNNING))
     assert kinds(log) == ["recovery"]
 
@@ -129,11 +135,14 @@ def test_a_judge_that_took_over_says_something_else_once_it_knows_enough() -> No
 def test_a_slow_job_is_not_over_before_it_could_have_been_seen_to_be_slow() -> None:
     log = took_over(accuse(3, VerdictClass.SLOW_COMPUTATION))
     one, clock, _ = teller(log)
-    for _ in range(3 * QUIET_LOOKS):
-        one.update(DiagnosisSession(), judged(RUNNING))
+    session = DiagnosisSession()
+    for look in range(3 * QUIET_LOOKS):
+        show(session, *[look] * 4)
+        one.update(session, judged(RUNNING))
     assert kinds(log) == []
     clock.now += SLOW_S + 1
-    one.update(DiagnosisSession(), judged(RUNNING))
+    show(session, *[100] * 4)
+    one.update(session, judged(RUNNING))
     assert kinds(log) == ["recovery"]
 
 
@@ -141,8 +150,9 @@ def test_nothing_is_over_while_a_node_is_silent() -> None:
     log = took_over(accuse(3))
     one, _, _ = teller(log)
     session = DiagnosisSession()
-    session.nodes["node3"] = Node("node3", 0, silent=True)
-    for _ in range(3 * QUIET_LOOKS):
+    for look in range(3 * QUIET_LOOKS):
+        show(session, *[look] * 4)
+        session.nodes["node9"] = Node("node9", 0, silent=True)
         one.update(session, judged(RUNNING))
     assert kinds(log) == []
 

@@ -24,6 +24,14 @@ def test_a_name_that_fits_stays(name: str) -> None:
     assert subjects.token_of(name) == name
 
 
+@pytest.mark.parametrize(
+    "subject", ["ncw.ask.a.b", "$JS.API.STREAM.PURGE.X", "_INBOX", "_INBOX.", "_INBOX.*", "_INBOX.>", "_INBOX.a b", ""]
+)
+def test_what_is_no_inbox_gets_no_answer(subject: str) -> None:
+    assert not subjects.is_inbox(subject)
+    assert subjects.is_inbox("_INBOX.UABC.x1") and subjects.is_inbox("_R_.aB3.c")
+
+
 def test_different_names_stay_apart() -> None:
     assert len({subjects.token_of(name) for name in HOSTILE}) == len(HOSTILE)
 
