@@ -18,10 +18,11 @@ DEMO_PACKAGES := $(shell sed -e 's/\#.*//' scripts/debian-packages.txt)
 FLEET_PACKAGES := $(shell sed -e 's/\#.*//' scripts/fleet-packages.txt)
 TEST_PACKAGES := $(DEMO_PACKAGES) $(FLEET_PACKAGES) bpftrace strace $(shell sed -e 's/\#.*//' tests/packages.txt tests/vm/packages.txt)
 
-.PHONY: help demo test beside test-all setup setup-demo lint unit attach vm vm-aarch64 gpu shim fuzz bench eval eval-real eval-full calibrate clean
+.PHONY: help demo fleet test beside test-all setup setup-demo lint unit attach vm vm-aarch64 gpu shim fuzz bench eval eval-real eval-full calibrate clean
 
 help:
 	@echo "make demo [PID=...]  attach to a real NCCL job (without a GPU), freeze a rank, see it named"
+	@echo "make fleet [ONCE=1]  everything that watches many jobs, beside a real NCCL job, and a frozen rank on the page (root)"
 	@echo "make test            every test: lint, types, unit, attach (root), QEMU guest; GPU where there is one"
 	@echo "make test-all        the same with every release of NCCL in each test (hours)"
 	@echo "make eval            the scoreboard on simulated scenarios"
@@ -52,6 +53,10 @@ endef
 
 $(CACHE)/stamps/demo-packages: scripts/debian-packages.txt Makefile | $(CACHE)/stamps
 	$(call apt_install,$(DEMO_PACKAGES))
+	@touch $@
+
+$(CACHE)/stamps/fleet-packages: scripts/debian-packages.txt scripts/fleet-packages.txt Makefile | $(CACHE)/stamps
+	$(call apt_install,$(DEMO_PACKAGES) $(FLEET_PACKAGES))
 	@touch $@
 
 $(CACHE)/stamps/test-packages: scripts/debian-packages.txt scripts/fleet-packages.txt tests/packages.txt tests/vm/packages.txt Makefile | $(CACHE)/stamps
@@ -96,6 +101,9 @@ gpu: setup
 
 demo: setup-demo
 	@$(PYTHON) scripts/demo.py --nccl $(DEMO_NCCL) $(if $(PID),--pid $(PID))
+
+fleet: setup-demo $(CACHE)/stamps/fleet-packages
+	@$(PYTHON) scripts/show_fleet.py --nccl $(DEMO_NCCL) $(if $(ONCE),--once)
 
 # Tests on real jobs mostly wait: lint, types, unit tests, the tests of the testbed itself and a few more that measure no time run
 # beside them, and tell what they found at the end. What needs no real job gets what the real jobs leave of the CPUs, so that these

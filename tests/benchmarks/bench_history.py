@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -144,7 +144,7 @@ def main() -> None:
         print(f"  {count} rows of rates, {tables['rates'] / count:.1f} bytes each; CPU a minute: handing over "
               f"{handed / hours / 60 * 1e3:.3f} ms, writer {spent / hours / 60 * 1e3:.1f} ms "
               f"({spent / hours / 36:.3f} % of a core)")  # fmt: skip
-        questions_asked = {
+        questions_asked: dict[str, Callable[[History], object]] = {
             "jobs": lambda history: questions.jobs(history, datetime(2000, 1, 1)),
             "node": lambda history: questions.blamed(history, "node0000", datetime(2000, 1, 1)),
             "trend": lambda history: questions.trend(history, OF.job, "", datetime(2000, 1, 1), 20),

@@ -265,7 +265,7 @@ def measure(arguments: argparse.Namespace, source: Child, page: Child, address: 
     )
     print(f"updates a second, sent by the engine      {statistics.mean(rates):.0f} (asked for: {arguments.updates:.0f})")
     for name, found in (("viewer that is most behind", lags), ("the tab, by what it shows", tab_lags)):
-        cuts = statistics.quantiles(found, n=100)
+        cuts = statistics.quantiles(found, n=100, method="inclusive")
         print(f"{name:<41} median {statistics.median(found):.2f} s, 99 % {cuts[98]:.2f} s, worst {max(found):.2f} s")
     print(f"sent to all viewers                       {rate:.2f} MiB/s")
     print(

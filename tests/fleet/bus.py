@@ -98,6 +98,6 @@ def viewing(access: Access, token: str = "") -> Iterator[RemoteSession]:
         session.close()
 
 
-def rings(host: str, ranks: tuple[int, ...], looks: int = 60) -> FakeNode:
+def rings(host: str, ranks: tuple[int, ...], looks: int = 600) -> FakeNode:
     """Some ranks of a ring of four in which rank 2 is stopped."""
     return FakeNode([rank for rank in frozen_ring(2, 4) if rank.rank in ranks], looks=looks, host=host)

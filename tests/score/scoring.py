@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.simulate.scenario import Scenario, ScoreClass
 from score.cases import Case
+from score.causes import right_cause
 from score.diagnosers import Diagnoser
 
 SCORE_OF = {
@@ -43,6 +44,7 @@ class Result:
     of the judgement that first named the right place, with the taking in of what was new; None where it was not timed.
     ``confidence`` and ``rules`` are those of the verdict that counts; ``innocents`` all ranks that were named at any moment and
     are not at fault. ``visible`` (of slow jobs): whether the fault shows in the job's own iteration times (:mod:`score.visible`).
+    ``right_cause``: whether the first row of knowledge that the verdict carries names what was played (:mod:`score.causes`).
     """
 
     case: str
@@ -65,6 +67,7 @@ class Result:
     rules: tuple[str, ...] = ()
     innocents: tuple[int, ...] = ()
     visible: bool | None = None
+    right_cause: bool | None = None
 
     @property
     def located(self) -> bool:
@@ -167,6 +170,8 @@ class Tally:
         found.setting = self.setting
         found.analysis_s = self._analysis
         found.innocents = tuple(sorted(self._innocents))
+        if not self.scenario.expect.score_class.quiet:
+            found.right_cause = right_cause({fault.kind for fault in self.scenario.faults}, self._last and self._last[0])
         if self._last is not None:
             verdict = self._last[0]
             found.confidence, found.rules = round(verdict.confidence, 4), tuple(getattr(verdict, "rules", ()))
@@ -240,6 +245,7 @@ class Line:
     right_rank: tuple[int, int]
     right_stage: tuple[int, int]
     right_link: tuple[int, int]
+    right_cause: tuple[int, int]
     false_alarms: int
     detection_s: float | None
     location_s: float | None
@@ -291,6 +297,7 @@ def _line(name: str, part: Sequence[Result], right: int, said: int) -> Line:
         right_rank=_asked([r.right_rank for r in part]),
         right_stage=_asked([r.right_stage for r in part]),
         right_link=_asked([r.right_link for r in part]),
+        right_cause=_asked([r.right_cause for r in part]),
         false_alarms=sum(r.false_alarm for r in part),
         detection_s=_median([r.detection_s for r in part]),
         location_s=_median([r.location_s for r in part]),

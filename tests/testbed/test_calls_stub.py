@@ -16,7 +16,7 @@ import pytest
 
 from ncclwatch.model.events import Flag, Function, Kind
 from ncclwatch.probes.attach import Backend
-from ncclwatch.probes.functions import BLOCKING, FUNCTIONS
+from ncclwatch.probes.functions import BLOCKING, FUNCTIONS, GRAPHS
 from ncclwatch.probes.map_layouts import Counter, SiteKind
 from ncclwatch.probes.tracer import CallTracer, Leave, TracedFile
 from testbed.calls.harness import BREAKPOINT, STUB_OFFSETS, Caller, build_stub, calls, collect, compilation, summary
@@ -76,9 +76,8 @@ def test_every_function_is_seen_once_with_its_arguments(library: Path, caller: C
     entered = [Function(int(f)) for f in events[events["kind"] == Kind.ENTER]["function"]]
     left = [Function(int(f)) for f in events[events["kind"] == Kind.LEAVE]["function"]]
     repeated = {Function.ALL_REDUCE: 2, Function.COMM_SPLIT: 2}  # with its Config variant; with and without a colour
-    assert {f: entered.count(f) for f in FUNCTIONS if f not in (Function.COMM_INIT_RANK,)} == {
-        f: repeated.get(f, 1) for f in FUNCTIONS if f is not Function.COMM_INIT_RANK
-    }
+    of_nccl = FUNCTIONS.keys() - GRAPHS - {Function.COMM_INIT_RANK}
+    assert {f: entered.count(f) for f in of_nccl} == {f: repeated.get(f, 1) for f in of_nccl}
     assert {f: left.count(f) for f in set(left)} == {f: repeated.get(f, 1) for f in BLOCKING if f is not Function.COMM_INIT_RANK}
     # Bcast calls Broadcast, CommInitAll opens and closes a group: the user did not.
     assert nested == 1 + 2 + 1, "three nested enters and the leave of the nested GroupEnd"

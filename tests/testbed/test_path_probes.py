@@ -89,7 +89,8 @@ def test_agents_probe_by_themselves_what_a_hung_job_waits_on(case: str, tmp_path
             agent.wait_line("watching 1 processes")
         if not alive:
             engine.wait_line("summary")
-            network.link(VICTIM, rail=0).down()
+            # No port is down, and no switch says anything.
+            network.link(VICTIM, rail=0).impair(loss=1.0)
 
         def told() -> bool:
             found = [data["verdict"] for data in engine.objects("verdict")]

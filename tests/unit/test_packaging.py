@@ -6,10 +6,10 @@ import configparser
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import metadata
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,14 @@ TEMPLATE = closed({"metadata": {"type": "object"}, "spec": POD}, "metadata", "sp
 NOT_LOADED = {"absl-py", "immutabledict", "pandas"}
 """OR-tools names them; its solver, which is all that is used of it, loads none of them."""
 SELECTOR = closed({"matchLabels": LABELS}, "matchLabels")
+CLAIM = closed(
+    {
+        "accessModes": {"const": ["ReadWriteOnce"]},
+        "resources": closed({"requests": closed({"storage": {"type": "string"}}, "storage")}, "requests"),
+    },
+    "accessModes",
+    "resources",
+)
 SPECS = {
     ("v1", "Namespace"): None,
     ("v1", "Pod"): POD,
@@ -106,7 +114,25 @@ SPECS = {
         {"selector": LABELS, "ports": {"type": "array", "minItems": 1}, "type": {"type": "string"}}, "selector", "ports"
     ),
     ("apps/v1", "Deployment"): closed(
-        {"replicas": {"const": 1}, "strategy": {"const": {"type": "Recreate"}}, "selector": SELECTOR, "template": TEMPLATE},
+        {
+            "replicas": {"enum": [1, 2]},
+            "strategy": {"const": {"type": "Recreate"}},
+            "selector": SELECTOR,
+            "template": TEMPLATE,
+        },
+        "selector",
+        "template",
+        "replicas",
+    ),
+    ("apps/v1", "StatefulSet"): closed(
+        {
+            "serviceName": NAME,
+            "replicas": {"const": 1},
+            "selector": SELECTOR,
+            "template": TEMPLATE,
+            "volumeClaimTemplates": {"type": "array", "items": closed({"metadata": METADATA, "spec": CLAIM}, "metadata", "spec")},
+        },
+        "serviceName",
         "selector",
         "template",
     ),
@@ -141,22 +167,28 @@ def ncclwatch_containers() -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
     return [(name, pod, c) for name, pod in pods for c in pod["containers"] if c["image"].startswith("ncclwatch")]
 
 
-def options_of(command: str) -> set[str]:
-    group = typer.main.get_command(main.application())
-    found = group.commands[command]  # type: ignore[attr-defined]
+def command_of(words: Sequence[str]) -> tuple[str, ...]:
+    """The words that name a command: ``fleet hear``."""
+    return tuple(takewhile(lambda word: not word.startswith("-"), words))
+
+
+def options_of(*command: str) -> set[str]:
+    found: Any = typer.main.get_command(main.application())
+    for word in command:
+        found = found.commands[word]
     return {option for parameter in found.params for option in parameter.opts}
 
 
 @pytest.mark.parametrize(("name", "pod", "container"), ncclwatch_containers())
 def test_containers_run_commands_there_are_with_what_they_need(name: str, pod: dict[str, Any], container: dict[str, Any]) -> None:
-    command, *arguments = container["args"]
-    assert {word for word in arguments if word.startswith("--")} <= options_of(command)
+    arguments, command = container["args"], command_of(container["args"])
+    assert {word for word in arguments if word.startswith("--")} <= options_of(*command)
     assert "--keys" in arguments, "nothing speaks over a network without keys"
     volumes = {volume["name"] for volume in pod["volumes"]}
     assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
     added = {f"CAP_{word}" for word in container["securityContext"]["capabilities"].get("add", [])}
-    if command == "agent":
+    if command == ("agent",):
         assert added == set(CAPABILITIES)
         assert pod.get("hostPID") or pod.get("shareProcessNamespace"), "it has to see the job's processes"
         assert any(arguments[arguments.index("--spool") + 1].startswith(mount) for mount in mounts)
@@ -165,13 +197,21 @@ def test_containers_run_commands_there_are_with_what_they_need(name: str, pod: d
         assert not added
 
 
-MEASURED = {"agent": (0.046, 121), "engine": (0.61, 274)}
-"""Share of a core and MiB by command: an agent of 8 ranks, an engine of 4,096 (docs/sidecar.md)."""
+MEASURED = {
+    "agent": (0.046, 121),
+    "engine": (0.61, 274),
+    "fleet hear": (0.95, 127),
+    "fleet judge": (0.93, 187),
+    "serve": (0.05, 102),
+}
+"""Share of a core and MiB by command: an agent of 8 ranks, an engine of 4,096 (docs/sidecar.md); one of two workers, the judge,
+of 8,192 ranks with what the program itself takes (docs/fleet.md); a page of a few jobs: what it keeps is bounded by job.
+"""
 
 
 @pytest.mark.parametrize(("name", "pod", "container"), ncclwatch_containers())
 def test_requests_follow_what_was_measured(name: str, pod: dict[str, Any], container: dict[str, Any]) -> None:
-    cores, mebibytes = MEASURED[container["args"][0]]
+    cores, mebibytes = MEASURED[" ".join(command_of(container["args"]))]
     requests, limits = container["resources"]["requests"], container["resources"]["limits"]
     cpu = float(requests["cpu"].removesuffix("m")) / (1000 if requests["cpu"].endswith("m") else 1)
     assert cores <= cpu <= 2 * cores
@@ -204,9 +244,12 @@ def test_units(file: Path) -> None:
     assert set(unit.sections()) == {"Unit", "Service", "Install"}
     words = unit["Service"]["ExecStart"].split()
     assert words[0].endswith("/ncclwatch")
-    assert {word for word in words if word.startswith("--")} <= options_of(words[1])
+    command = command_of(words[1:])
+    assert {word for word in words if word.startswith("--")} <= options_of(*command)
     bounding = set(unit["Service"]["CapabilityBoundingSet"].split())
-    assert set(CAPABILITIES) <= bounding if words[1] == "agent" else not bounding
+    assert set(CAPABILITIES) <= bounding if command == ("agent",) else not bounding
+    for name in re.findall(r"\$\{(\w+)\}", unit["Service"]["ExecStart"]):
+        assert f"Set {name} in {unit['Service']['EnvironmentFile']}" in file.read_text()
     assert unit["Service"]["Restart"] == "always"
 
 

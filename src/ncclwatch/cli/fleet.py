@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ncclwatch.cli.history_keeper import HistoryOption, keeping
 from ncclwatch.cli.hooks import (
     HOOK_COOLDOWN_S,
     HOOK_FLOOR,
@@ -35,10 +36,13 @@ from ncclwatch.cli.options import (
     ThetaOption,
     slow_rule,
 )
+from ncclwatch.cli.otlp import OtlpOption, exporting
 from ncclwatch.stopping import stop_on_signals
 
 if TYPE_CHECKING:
     from ncclwatch.cli.engine_service import Job
+    from ncclwatch.cli.history_keeper import HistoryKeeper
+    from ncclwatch.cli.otlp import OtlpSurface
     from ncclwatch.engine.session import Update
     from ncclwatch.fleet.connection import Connection
     from ncclwatch.model.verdict import Verdict
@@ -106,6 +110,7 @@ def judge(
     interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two verdicts.")] = 1.0,
     duration: DurationOption = None,
     as_json: JsonOption = False,
+    otlp: OtlpOption = None, history: HistoryOption = None,
     on_verdict: OnVerdictOption = None, hook_floor: HookFloorOption = HOOK_FLOOR, hook_log: HookLogOption = None,
     hook_cooldown: HookCooldownOption = HOOK_COOLDOWN_S, hook_dry_run: HookDryRunOption = False,
     traffic_every: TrafficOption = 60.0,
@@ -137,12 +142,17 @@ def judge(
         judging = Judging(connection, name, lambda transport: service(transport=transport), log, ttl_s=lease)
         ending.callback(judging.close)
         hooks = ending.enter_context(hooked(hook))
+        beside: list[HistoryKeeper | OtlpSurface] = []
+        beside += ending.enter_context(keeping(history, "judge", judging.service))
+        beside += ending.enter_context(exporting(otlp))
         log.begun(bus, name)
 
         def show(job: Job, update: Update, new: Sequence[Verdict]) -> None:
             for one in hooks:
                 one.hook.take(new, job.name)
                 update.notes += one.hook.lines()
+            for each in beside:
+                each.take(job.session, update, job.name)
             log.update(job, update)
 
         until = float("inf") if duration is None else time.monotonic() + duration

@@ -27,6 +27,8 @@ HistoryOption = Annotated[
 ]
 GPUS_EVERY_S, GPUS_TIMEOUT_S = 600.0, 5.0
 """How often the driver of the GPUs is asked, and how long it may take."""
+MAX_FEEDS = 2048
+"""Bound: jobs of which is remembered what was told."""
 DEFAULT_JOB = "default"
 """What an engine calls the job of agents that name none."""
 
@@ -70,16 +72,19 @@ class HistoryKeeper:
         """The same of one job of several; what went wrong is told as a note."""
         from ncclwatch.history.feed import Feed
 
-        feed = self._feeds.get(job)
+        feed = self._feeds.pop(job, None)
         if feed is None:
-            name = "" if job == DEFAULT_JOB else job
-            feed = self._feeds[job] = Feed(self._writer.put, name, self._past.note)
+            feed = Feed(self._writer.put, "" if job == DEFAULT_JOB else job, self._past.note)
+        self._feeds[job] = feed
+        if len(self._feeds) > MAX_FEEDS:
+            # The one that has said nothing for longest: an engine has forgotten its job.
+            self._feeds.pop(next(iter(self._feeds))).close()
+        feed.take(session, update)
         if self._past.is_due:
             self._writer.put(time.time_ns(), self._past.refresh)
         if self._gpus and time.monotonic() >= self._next_gpus:
             self._next_gpus = time.monotonic() + GPUS_EVERY_S
             self._writer.put(time.time_ns(), self._look_at_gpus)
-        feed.take(session, update)
         problem, dropped = self._writer.problem, self._writer.dropped
         if problem != self._problem:
             update.notes.append(f"history: {problem or 'it is written again'}")

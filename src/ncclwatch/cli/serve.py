@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from threading import Thread
 
     from ncclwatch.serve.access import Rules
+    from ncclwatch.serve.board import Board
     from ncclwatch.serve.feed import Feed, Followed
     from ncclwatch.serve.server import Certificate
 
@@ -49,6 +50,14 @@ EnginesOption = Annotated[
 JobsFileOption = Annotated[
     Path | None, typer.Option("--jobs", metavar="FILE", help="Jobs as TOML: [[job]] with name, engine, token, keys.")
 ]
+TokensOption = Annotated[
+    list[str] | None,
+    typer.Option("--job", metavar="[NAME=]TOKEN", help="A job of the engines, by its token ('ncclwatch keys token'); several."),
+]
+FleetOption = Annotated[
+    str | None,
+    typer.Option("--fleet", metavar="ADDRESS", help="All jobs of a fleet, by its NATS server; needs an engine's key of it."),
+]
 RecordingsOption = Annotated[
     list[Path] | None,
     typer.Option("--recording", metavar="PATH", help="A recording, or a folder with those of one job's nodes; several."),
@@ -57,13 +66,9 @@ RecordingsOption = Annotated[
 
 def serve(
     engine: EnginesOption = None,
-    job: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--job", metavar="[NAME=]TOKEN", help="A job of the engines, by its token ('ncclwatch keys token'); several."
-        ),
-    ] = None,
+    job: TokensOption = None,
     jobs: JobsFileOption = None,
+    fleet: FleetOption = None,
     keys: KeysOption = None,
     recording: RecordingsOption = None,
     bind: Annotated[
@@ -90,6 +95,7 @@ def serve(
     \b
     Examples:
       ncclwatch serve --engine tcp://127.0.0.1:7311             the job without a token
+      ncclwatch serve --fleet nats://127.0.0.1:4222             all jobs of a fleet
       ncclwatch serve --recording job.recording                 a timeline to scrub
       ncclwatch serve --jobs jobs.toml --token-file token --bind 0.0.0.0:8711 --tls-cert page.pem --tls-key page.key
     """
@@ -102,18 +108,23 @@ def serve(
     address, port = parse_address(bind, what="the page", any_port=True)
     certificate = _certificate(tls_cert, tls_key)
     rules = _rules(address, token_file, user_header, proxy or [], host or [], secure=certificate is not None)
-    feeds = [*_recorded(recording or []), *_live(_watched(engine or [], job or [], jobs, keys, alone=not recording))]
+    alone = not recording and fleet is None
+    feeds = [*_recorded(recording or []), *_live(_watched(engine or [], job or [], jobs, keys, alone=alone))]
     if len(feeds) > MAX_JOBS:
         raise UsageError(f"{len(feeds)} jobs are more than the {MAX_JOBS} that one page follows", "start another")
     stop = stop_on_signals()
     listener = bind_socket(address, port)
-    with serving(feeds, rules, listener, certificate) as thread:
-        shown = f"[{address}]" if ":" in address else address
-        names = f"{len(feeds)} job{'s' if len(feeds) != 1 else ''}"
-        emit(f"serving {names} on {'https' if certificate else 'http'}://{shown}:{listener.getsockname()[1]}/  (Ctrl-C ends it)")
+    follow = _fleet(fleet, keys, stop) if fleet is not None else lambda _board: None
+    with serving(feeds, rules, listener, certificate, follow) as thread:
+        names = "all jobs of the fleet" if fleet is not None else f"{len(feeds)} job{'s' if len(feeds) != 1 else ''}"
+        emit(f"serving {names} on {_url(address, listener.getsockname()[1], secure=certificate is not None)}  (Ctrl-C ends it)")
         if not rules.asks:
             note("everybody on this machine can read it: --token-file asks for a token")
         _wait(thread, stop, duration)
+
+
+def _url(address: str, port: int, *, secure: bool) -> str:
+    return f"{'https' if secure else 'http'}://{f'[{address}]' if ':' in address else address}:{port}/"
 
 
 def _wait(thread: Thread, stop: Stop, duration: float | None) -> None:
@@ -214,13 +225,14 @@ def _job_of_row(file: Path, row: dict[str, Any], keys: Path | None) -> Watched:
 
 def _live(watched: Sequence[Watched]) -> list[Feed]:
     from ncclwatch.messaging import protocol
+    from ncclwatch.messaging.bus_keys import bus_address, is_bus
     from ncclwatch.messaging.keys import job_of
     from ncclwatch.serve.feed import LiveFeed
 
     names = [one.name or job_of(one.token) for one in watched]
     found: dict[str, Feed] = {}
     for one, own in zip(watched, names, strict=True):
-        address = protocol.endpoint(one.engine)
+        address = bus_address(one.engine) if is_bus(one.engine) else protocol.endpoint(one.engine)
         # A link is to hold after a restart: names are made of what was asked for, not counted.
         name = own if names.count(own) == 1 else f"{own}@{address.removeprefix('tcp://')}"
         if not _NAME.fullmatch(name):
@@ -232,12 +244,32 @@ def _live(watched: Sequence[Watched]) -> list[Feed]:
 
 
 def _connection(address: str, watched: Watched) -> Callable[[Stop], Followed]:
+    from ncclwatch.messaging.bus_keys import is_bus
     from ncclwatch.messaging.keys import client_keys
+    from ncclwatch.messaging.transports import bus_viewer
     from ncclwatch.remote.session import RemoteSession
 
+    if is_bus(address):
+        return lambda stop: RemoteSession(address, stop=stop, transport=bus_viewer(address, watched.keys, watched.token))
     # Keys that are missing or wrong are told at once, not when somebody looks.
     pair = client_keys(address, watched.keys, "viewer")
     return lambda stop: RemoteSession(address, keys=pair, token=watched.token, stop=stop)
+
+
+def _fleet(address: str, keys: Path | None, stop: Stop) -> Callable[[Board], None]:
+    """What adds every job that a fleet judges to the page, as it is found."""
+    from ncclwatch.cli.fleet import _connection as fleet_connection
+    from ncclwatch.fleet.judged import follow
+    from ncclwatch.messaging.transports import fleet_viewer
+    from ncclwatch.remote.session import RemoteSession
+    from ncclwatch.serve.feed import LiveFeed
+
+    connect = fleet_connection(address, keys)
+
+    def session(job: str) -> Callable[[Stop], Followed]:
+        return lambda stop: RemoteSession(address, stop=stop, transport=fleet_viewer(address, keys, job))
+
+    return lambda board: follow(connect, lambda job: board.add(LiveFeed(job, f"fleet {address}", session(job))), stop)
 
 
 def _recorded(paths: Sequence[Path]) -> list[Feed]:

@@ -51,6 +51,9 @@ OVERHEAD_EVERY_S = 5.0
 # While it starts, a collector says again what it does after so long.
 TELL_S = 1.0
 
+# A process that cannot be read any more may be ending for so long; then how it ended is not waited for.
+ENDING_S = 5.0
+
 # A ring that is fuller is emptied at once: it holds a quarter of a second of the busiest node at least.
 FILLED = 0.125
 
@@ -244,7 +247,7 @@ class NodeCollector:
             finished = "interrupted"
         elif until is not None and time.monotonic() >= until:
             finished = "duration over"
-        elif not self.every and not self._alive():
+        elif not self.every and not self._alive() and not any(map(self._is_ending, self.watched.values())):
             finished = "every watched process has ended"
         # Whom the look has found gone is heard of by now.
         draft.ends += self._ends()
@@ -494,6 +497,11 @@ class NodeCollector:
             watched.how = found[-1].words
         return tuple(found)
 
+    def _is_ending(self, watched: Watched) -> bool:
+        """Whether a process is gone and how it ended may still be heard."""
+        waited = self._endings.waits_for(watched.pid, watched.target.info.key.start_time)
+        return watched.gone is not None and waited and time.monotonic() - watched.gone_s < ENDING_S
+
     def _went(self, watched: Watched) -> ProcessChange:
         """A process ended, or became another program; the latter is looked at anew."""
         info = watched.target.info
@@ -508,7 +516,7 @@ class NodeCollector:
         for watched in list(self.watched.values()):
             if watched.gone is None or watched.last is None or len(watched.history) < 2:
                 continue
-            told = watched.history[-2].run_state == "X"
+            told = watched.history[-2].run_state == "X" and not self._is_ending(watched)
             if told and alive.isdisjoint(c.hash for c in watched.last.communicators):
                 self._drop(watched)
 

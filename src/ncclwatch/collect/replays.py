@@ -47,15 +47,19 @@ class Replays:
 
     def expand(self, events: NDArray[Any]) -> NDArray[Any]:
         """Records with captured calls where they are replayed, in place of where they were captured. O(records)."""
+        number = events["function"]
         ends = (events["kind"] == int(Kind.EXEC)) | (events["kind"] == int(Kind.EXIT))
-        marks = np.flatnonzero(np.isin(events["function"], _NUMBERS) | ends).tolist()
-        if not marks and not self._capturing:
-            return events
+        captures = bool(self._capturing) or bool((number == int(Function.STREAM_BEGIN_CAPTURE)).any())
+        # Thousands of launches a second are taken together, unless some may be captured themselves.
+        alone = np.isin(number, _NUMBERS) & (captures | (number != int(Function.GRAPH_LAUNCH)))
+        marks = np.flatnonzero(alone | ends).tolist()
+        if not marks:
+            return self._replayed(self._without_captured(events))
         parts, begin = [], 0
         for mark in marks:
-            parts += [self._without_captured(events[begin:mark]), self._take(events[mark : mark + 1])]
+            parts += [self._replayed(self._without_captured(events[begin:mark])), self._take(events[mark : mark + 1])]
             begin = mark + 1
-        return np.concatenate([*parts, self._without_captured(events[begin:])])
+        return np.concatenate([*parts, self._replayed(self._without_captured(events[begin:]))])
 
     def forget(self) -> None:
         """Records were lost: what was captured is no longer known."""
@@ -79,7 +83,12 @@ class Replays:
             self._forget_process(pid)
             return event
         if function == Function.GRAPH_LAUNCH and enters:
-            return self._launch(event, thread, self._executables.get((pid, handle)))
+            made_of = self._replayed(event)
+            if thread not in self._capturing:
+                return made_of
+            # A graph inside a graph.
+            self._capturing[thread].append(made_of[1:])
+            return _NONE
         if function == Function.STREAM_BEGIN_CAPTURE and enters:
             self._capturing[thread] = []
         elif function == Function.STREAM_END_CAPTURE and enters:
@@ -94,20 +103,34 @@ class Replays:
             _put(self._executables, (pid, handle), self._graphs.get((pid, int(event["recvbuff"][0]))))
         return _NONE
 
-    def _launch(self, event: NDArray[Any], thread: Thread, calls: NDArray[Any] | None) -> NDArray[Any]:
-        """A launch, and the calls it makes."""
-        event = event.copy()
-        if calls is None:
-            event["flags"] |= np.uint16(Flag.UNKNOWN_GRAPH)
-            return event
-        calls = calls.copy()
-        calls["time_ns"], calls["tid"] = event["time_ns"], event["tid"]
-        calls["enter_time_ns"] = np.where(calls["kind"] == int(Kind.LEAVE), event["time_ns"], 0)
-        if thread in self._capturing:
-            # A graph inside a graph.
-            self._capturing[thread].append(calls)
-            return _NONE
-        return np.concatenate([event, calls])
+    def _replayed(self, events: NDArray[Any]) -> NDArray[Any]:
+        """Records with the calls of each launch behind it."""
+        at = np.flatnonzero((events["function"] == int(Function.GRAPH_LAUNCH)) & (events["kind"] == int(Kind.ENTER)))
+        if not len(at):
+            return events
+        events = events.copy()
+        handles, which = np.unique(events[["pid", "sendbuff"]][at], return_inverse=True)
+        held = [self._executables.get(handle) for handle in handles.tolist()]
+        unknown = np.array([calls is None for calls in held])[which]
+        events["flags"][at[unknown]] |= np.uint16(Flag.UNKNOWN_GRAPH)
+        more = np.array([0 if calls is None else len(calls) for calls in held])[which]
+        if not more.any():
+            return events
+        room = np.ones(len(events), np.int64)
+        room[at] += more
+        places = np.cumsum(room) - room
+        expanded = np.empty(int(room.sum()), EVENT_DTYPE)
+        expanded[places] = events
+        for number, calls in enumerate(held):
+            if calls is None or not len(calls):
+                continue
+            mine = at[which == number]
+            repeated = np.tile(calls, len(mine)).reshape(len(mine), len(calls))
+            for name in ("time_ns", "tid"):
+                repeated[name] = events[name][mine][:, None]
+            repeated["enter_time_ns"] = np.where(repeated["kind"] == int(Kind.LEAVE), repeated["time_ns"], 0)
+            expanded[places[mine][:, None] + 1 + np.arange(len(calls))] = repeated
+        return expanded
 
     def _forget_process(self, pid: int) -> None:
         for held in (self._capturing, self._ended, self._instantiating, self._graphs, self._executables):

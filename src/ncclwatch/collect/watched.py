@@ -94,6 +94,8 @@ class Watched:
         self.history: list[ProcessSample] = []
         self._stood: tuple[ProcessSample, bool] | None = None
         self.gone: NcclwatchError | None = None
+        self.gone_s = 0.0
+        """When it was found gone, of time.monotonic."""
         self.how = ""
         """How it ended, in words; empty where that was not heard of."""
         self.device = DeviceWatch(self.pid)
@@ -142,7 +144,7 @@ class Watched:
                 self._add(self.device.look(sample, self._looked), keep)
                 return None
             except TargetGoneError as error:
-                self.gone = error
+                self.gone, self.gone_s = error, time.monotonic()
                 self.target.close()
             except NcclwatchError as error:
                 return error

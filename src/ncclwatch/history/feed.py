@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+from ncclwatch.collect.batch import Change
 from ncclwatch.history import rows
 from ncclwatch.history.rows import NOBODY, Paced, Run
 from ncclwatch.history.tables import Row
@@ -35,8 +36,11 @@ NICS_NS = 600 * 10**9
 MAX_FLOWS = 4096
 """Bound: flows of a look that are kept; their states are remembered of as many times 16."""
 
+MAX_NICS = 65536
+"""Bound: NICs whose state is remembered."""
 Put = Callable[[int, Made], None]
 _GONE = frozenset("XZ")
+_ENDINGS = (Change.EXITED, Change.REPLACED)
 
 
 @dataclass(slots=True)
@@ -46,6 +50,8 @@ class _Seen:
     alive_ns: int
     members: int = 0
     iteration: float = float("-inf")
+    exited: bool = False
+    """Whether a process of it is known to have ended."""
 
 
 @dataclass(slots=True)
@@ -74,6 +80,10 @@ class Feed:
         """Take what one step brought; ``wall_ns``: CLOCK_REALTIME of it, by default now."""
         now = time.time_ns() if wall_ns is None else wall_ns
         judged = session.diagnosis.judged
+        for change in update.changes:
+            of = self._run_of.get(change.info.key, NOBODY) if change.info is not None else NOBODY
+            if change.change in _ENDINGS and of in self._runs:
+                self._runs[of].exited = True
         if update.windows is not None:
             if self._is_due("runs", RUNS_NS, now) or update.changes or update.told:
                 self._follow_runs(judged, update.windows, now)
@@ -109,16 +119,21 @@ class Feed:
             seen = self._runs.get(of)
             if seen is None or len(infos) > seen.members:
                 # More of its processes than were known: it began, or another node is heard.
-                self._runs[of] = _Seen(now, len(infos), seen.iteration if seen is not None else float("-inf"))
+                self._runs[of] = replace(seen, members=len(infos)) if seen is not None else _Seen(now, len(infos))
                 self.put(now, lambda of=of, infos=infos: [_run_row("begin", of, infos, now)])  # type: ignore[misc]
         alive = {self._run_of.get(window.process.key, NOBODY) for window in windows if window.run_state not in _GONE}
+        for window in windows:
+            if window.run_state in _GONE and (gone := self._runs.get(self._run_of.get(window.process.key, NOBODY))) is not None:
+                gone.exited = True
         for of in list(self._runs):
             if of in alive:
                 self._runs[of].alive_ns = now
             elif now - self._runs[of].alive_ns > RUNS_NS:
                 seen = self._runs.pop(of)
                 self._run_of = {key: run for key, run in self._run_of.items() if run != of}
-                ended = Row("runs", seen.alive_ns, of.job, of.run, {"kind": "end", "ranks": seen.members})
+                # Of a node that is heard no longer nobody knows whether its processes go on.
+                kind = "end" if seen.exited else "seen"
+                ended = Row("runs", seen.alive_ns, of.job, of.run, {"kind": kind, "ranks": seen.members})
                 self.put(now, lambda ended=ended: [ended])  # type: ignore[misc]
 
     def _named(self, infos: Sequence[ProcessInfo]) -> Run:
@@ -212,6 +227,9 @@ class Feed:
         known = self._nics.get(nic.key)
         if known is not None and known[1:] == state and (not nic.used_by or abs(now - known[0]) < NICS_NS):
             return False
+        if len(self._nics) >= MAX_NICS:
+            # Told once more.
+            self._nics.clear()
         self._nics[nic.key] = (now, *state)
         return True
 

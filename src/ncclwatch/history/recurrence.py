@@ -50,6 +50,8 @@ class Recurrence:
         self._where = where
         self._read: dict[str, list[Blame]] = {}
         self._own: dict[str, list[Blame]] = defaultdict(list)
+        self._noted: dict[str, list[Blame]] = defaultdict(list)
+        """What was noted since the history was read; ``_own``: and between the two readings before."""
         self._lock = threading.Lock()
         self._next = 0.0
 
@@ -61,6 +63,8 @@ class Recurrence:
             found = read(self._where, time.time() - LOOK_BACK_S)
             with self._lock:
                 self._read = found
+                # What was noted before the last reading is in the history by now.
+                self._own, self._noted = self._noted, defaultdict(list)
         return ()
 
     @property
@@ -77,6 +81,7 @@ class Recurrence:
         with self._lock:
             for node in nodes(verdict.culprits):
                 self._own[node] = [*self._own[node][-MAX_OWN:], blame]
+                self._noted[node] = [*self._noted[node][-MAX_OWN:], blame]
 
     def lines(self, verdict: Verdict) -> tuple[str, ...]:
         """What is to be said of the nodes of its culprits, a line each; nothing where they are new, or many."""

@@ -134,8 +134,11 @@ class HistoryWriter:
 
     def _hear(self) -> bool:
         """Take what waits, or wait a moment for it; whether it was the last."""
-        wait = SYNC_S
+        wait, until = SYNC_S, time.monotonic() + 2 * SYNC_S
         for _ in range(TOGETHER):
+            if time.monotonic() > until:
+                # Some looks take long (a driver is asked): what was taken so far is written first.
+                break
             began = time.time_ns()
             try:
                 item = self._queue.get(timeout=wait) if wait else self._queue.get_nowait()
@@ -207,8 +210,8 @@ class HistoryWriter:
                 # A full disk, or a value that Parquet does not take: the journal is whole, and nothing of it is lost.
                 self.problem = f"files of the history cannot be written ({clean(str(error), 200)}): its journal is kept"
             self._roll_at = now + RETRY_S if self._sealed else 0.0
-        # At the beginning too: who was killed before has left a journal.
-        if (self._compacted is None or now - self._compacted > self._rhythm.compact_s) and not last:
+        # Once in any case: who was killed before has left a journal.
+        if self._compacted is None or (now - self._compacted > self._rhythm.compact_s and not last):
             self._compacted = now
             compact.look_after(self.root)
 

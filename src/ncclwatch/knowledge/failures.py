@@ -42,6 +42,8 @@ NO_FAILURE = frozenset({45, 63, 92})
 Xids."""
 FROM_OUTSIDE = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Signals by which launchers, schedulers and people end a process."""
+SETTLE_S = 4.0
+"""How a process ended may be heard so long after it was found gone."""
 UNSEEN = "ended, nobody saw how"
 OF_PEERS = frozenset({FailureKind.NCCL_ERROR, FailureKind.ABORT})
 """What NCCL shows once a peer is gone: seen at looks, it comes before an end of another process only where it surely does."""
@@ -92,11 +94,20 @@ class Known:
     """When it was first and last seen alive, s, the engine's clock."""
     events: list[Event] = field(default_factory=list)
     ended: bool = False
+    gone: float = 0.0
+    """When it was first found gone, s, the engine's clock."""
 
     @property
     def end(self) -> Event | None:
         """How it ended, where that was heard of."""
         return next((event for event in self.events if event.kind not in OF_PEERS), None)
+
+    def is_over(self, now: float) -> bool:
+        """Whether it has ended, and how is known or will not be heard any more."""
+        return self.ended and (self.gone == 0.0 or now - self.gone > SETTLE_S or any(e.words != UNSEEN for e in self._ends()))
+
+    def _ends(self) -> Iterator[Event]:
+        return (event for event in self.events if event.kind not in OF_PEERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +156,8 @@ class FailureLog:
         self._known: dict[str, dict[Life, Known]] = {}
         """By host."""
         self._number = 0
+        self._latest = 0.0
+        """The newest time that was heard, s, the engine's clock."""
         self._lines: list[tuple[KernelLogLine, float, float]] = []
         """Each with its time and the bound of its host's clock, s."""
         self._failed = False
@@ -154,6 +167,8 @@ class FailureLog:
         """Take a batch. O(samples) where nothing has happened."""
         offset = (batch.clock_offset_ns or 0) / 1e9
         clock = inf if batch.clock_error_ns is None else max(batch.clock_error_ns, 0) / 1e9
+        if 0 < batch.wall_ns < 1 << 62:
+            self._latest = max(self._latest, batch.wall_ns / 1e9 + offset)
         for end in batch.ends:
             self._end(end, end.wall_ns / 1e9 + offset, clock)
         for sample in batch.samples:
@@ -173,7 +188,7 @@ class FailureLog:
                 gap = max(time - known.seen, 0.0) / 2
                 self._add(known, FailureKind.ENDED, UNSEEN, time - gap, gap, clock)
             if known is not None:
-                known.ended = True
+                known.ended, known.gone = True, known.gone or time
             return
         if known is None:
             if self._number >= MOST_PROCESSES:
@@ -226,10 +241,11 @@ class FailureLog:
         if not self._failed:
             return ()
         every = [one for known in self._known.values() for one in known.values()]
-        state = self.version, len(every), sum(one.ended for one in every), frozenset(silent)
+        over = sum(one.is_over(self._latest) for one in every)
+        state = self.version, len(every), over, frozenset(silent)
         if self._found[0] != state:
             found = [
-                incident for job in _jobs(every) if (incident := _incident(job, self._lines, silent)) is not None
+                incident for job in _jobs(every) if (incident := _incident(job, self._lines, silent, self._latest)) is not None
             ]  # fmt: skip
             kept = [incident for incident in found if not self._is_past(incident, every)]
             for incident in found if len(kept) < len(found) else ():
@@ -283,7 +299,7 @@ def _jobs(processes: Iterable[Known]) -> list[list[Known]]:
 
 
 def _incident(
-    job: Sequence[Known], lines: Iterable[tuple[KernelLogLine, float, float]], silent: Collection[str]
+    job: Sequence[Known], lines: Iterable[tuple[KernelLogLine, float, float]], silent: Collection[str], now: float
 ) -> Incident | None:
     """What happened to a job; ``None`` where nothing has failed."""
     own = [event for one in job for event in one.events]
@@ -293,7 +309,7 @@ def _incident(
     begun = min(event.time for event in ends)
     events = sorted(_with_log(job, own, lines, begun), key=lambda event: (event.time, event.order or 0))
     first = _first([event for event in events if event.failed and event.life is not None])
-    over = all(one.ended or one.life[0] in silent for one in job) and any(one.ended for one in job)
+    over = all(one.is_over(now) or one.life[0] in silent for one in job) and any(one.ended for one in job)
     return Incident(tuple(job), tuple(events), tuple(first), over, _from_outside(job, first) if over else "")
 
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from ncclwatch.model.verdict import Verdict
 
 
+PROBED = "a probe of ours"
+"""Words of every line of evidence about a probe of a path (``engine/evidence``)."""
+
+
 class InformedSession(DiagnosisSession):
     """A session whose verdicts carry what is known of them, and stay when the job they are about has come down."""
 
@@ -35,6 +39,8 @@ class InformedSession(DiagnosisSession):
         """By communicator the hang that stands, or stood when its job came down."""
         self._last: dict[str, Verdict] = {}
         """By communicator what was said last of a job that came down."""
+        self._probed: set[str] = set()
+        """Verdicts that were told with what probes of their paths found."""
         self._over: set[Life] = set()
         self._asked_of_none = False
         """Whether somebody has asked when no process was left to look at."""
@@ -83,12 +89,16 @@ class InformedSession(DiagnosisSession):
         return update
 
     def _tell(self, update: Update, incidents: Sequence[Incident]) -> None:
-        """What is new: a verdict that begins to stand, that now says what was seen of those it names, or whose job has ended."""
+        """What is new: a verdict that begins to stand, that now says what was seen of those it names or what probes of its paths
+        found, or whose job has ended.
+        """
         accusing = {verdict.id: verdict for verdict in self.verdicts if verdict.verdict_class.accuses}
         fallen = {verdict.id for verdict in self._fallen(incidents)}
         seen = {verdict.id for verdict in self.suspects.news(accusing.values())}
-        update.told = [verdict for number, verdict in accusing.items() if number not in self._told or number in fallen | seen]
-        self._told = frozenset(accusing)
+        probed = {number for number, verdict in accusing.items() if any(PROBED in line for line in verdict.evidence)}
+        fresh = fallen | seen | (probed - self._probed)
+        update.told = [verdict for number, verdict in accusing.items() if number not in self._told or number in fresh]
+        self._told, self._probed = frozenset(accusing), (probed | self._probed) & accusing.keys()
         if self._asked_of_none:
             self._asked_of_none, update.answers = False, [*update.answers, *self.verdicts]
 

@@ -20,12 +20,12 @@ MAX_VIEWS = 64
 
 
 class NatsViewer:
-    """Hears one job of whichever engine judges it."""
+    """Hears one job of whoever judges it: that of a token, or ``job`` as a fleet calls it."""
 
-    def __init__(self, access: Access, *, token: str = "") -> None:
+    def __init__(self, access: Access, *, token: str = "", job: str = "") -> None:
         self.address = access.address
         self.heard = 0.0
-        self._job = job_of(token)
+        self._job = job or job_of(token)
         self._id = secrets.token_hex(8).encode()
         self._views: queue.Queue[bytes] = queue.Queue(MAX_VIEWS)
         self._news: list[str] = []

@@ -43,3 +43,11 @@ def bus_viewer(address: str, keys: Path | None, token: str) -> ViewerTransport:
     from ncclwatch.messaging.nats_viewer import NatsViewer
 
     return NatsViewer(access(address, keys, "viewer"), token=token)
+
+
+def fleet_viewer(address: str, keys: Path | None, job: str) -> ViewerTransport:
+    """The same of a job as a fleet calls it, with an engine's key: who finds the jobs of a fleet reads its leases."""
+    require_client()
+    from ncclwatch.messaging.nats_viewer import NatsViewer
+
+    return NatsViewer(access(address, keys, "engine"), job=job)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
@@ -53,7 +53,7 @@ class Board:
     """The jobs, by their names, in order."""
 
     def __init__(self, feeds: Sequence[Feed]) -> None:
-        self.feeds: Mapping[str, Feed] = {feed.job: feed for feed in feeds}
+        self.feeds: dict[str, Feed] = {feed.job: feed for feed in feeds}
         self._readers: set[Reader] = set()
         self._lines: dict[str, bytes] = {}
         self._before: dict[str, Snapshot] = {}
@@ -69,16 +69,28 @@ class Board:
     def start(self) -> None:
         """Begin, in the running loop."""
         loop = self._loop = asyncio.get_running_loop()
-
-        def tell(feed: Feed, snapshot: Snapshot | None) -> None:
-            # The loop may be closed by now: then nobody is left to be told.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._told, feed, snapshot)
-
         for feed in self.feeds.values():
-            feed.tell = tell
-            feed.start()
+            self._begin(feed)
         self._tasks.add(loop.create_task(self._keep_list()))
+
+    def add(self, feed: Feed) -> None:
+        """One more job, from any thread; one that is there already stays as it is."""
+        self._in_loop(self._add, feed)
+
+    def _add(self, feed: Feed) -> None:
+        if feed.job not in self.feeds and not self._ended:
+            self.feeds[feed.job] = feed
+            self._begin(feed)
+
+    def _begin(self, feed: Feed) -> None:
+        feed.tell = lambda feed, snapshot: self._in_loop(self._told, feed, snapshot)
+        feed.start()
+
+    def _in_loop(self, call: Callable[..., None], *arguments: object) -> None:
+        # The loop may be closed by now: then nobody is left to be told.
+        with contextlib.suppress(RuntimeError):
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(call, *arguments)
 
     async def stop(self) -> None:
         """End all streams and feeds."""
@@ -91,9 +103,7 @@ class Board:
 
     def end_streams(self) -> None:
         """Let every reader go; from any thread."""
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._end)
+        self._in_loop(self._end)
 
     def _end(self) -> None:
         self._ended = True

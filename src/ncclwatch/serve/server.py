@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,9 +62,16 @@ def bind(address: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def serving(
-    feeds: Sequence[Feed], rules: Rules, listener: socket.socket, certificate: Certificate | None = None
+    feeds: Sequence[Feed],
+    rules: Rules,
+    listener: socket.socket,
+    certificate: Certificate | None = None,
+    begun: Callable[[Board], None] = lambda _board: None,
 ) -> Iterator[threading.Thread]:
-    """Serve while the context lasts; gives the thread that does. Raises ``NcclwatchError`` when it cannot begin."""
+    """Serve while the context lasts; gives the thread that does. Raises ``NcclwatchError`` when it cannot begin.
+
+    ``begun`` is given the board, to add jobs that are found later.
+    """
     boards: list[Board] = []
     config = uvicorn.Config(
         application(feeds, rules, boards.append), http="h11", ws="none", lifespan="on", log_level="warning", access_log=False,
@@ -81,6 +88,7 @@ def serving(
             raise NcclwatchError("the page's server did not begin", "run with NCCLWATCH_DEBUG=1 and report it")
         time.sleep(0.02)
     try:
+        begun(boards[0])
         yield thread
     finally:
         server.should_exit = True

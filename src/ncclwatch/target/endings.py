@@ -111,6 +111,11 @@ class Endings:
                 del self._watched[descriptor]
                 self._close(descriptor)
 
+    def waits_for(self, pid: int, start_time: int) -> bool:
+        """Whether its end is waited for and was not heard of: a process that cannot be read any more may still be ending."""
+        with self._lock:
+            return (pid, start_time) in self._watched.values()
+
     @property
     def has_news(self) -> bool:
         """Whether an end was heard of that nobody has taken."""

@@ -97,6 +97,22 @@ def test_a_graph_that_was_captured_before_watching_began_is_unknown() -> None:
     assert unknown(events) == [True] and made(events) == []
 
 
+def test_many_launches_of_several_processes_at_once() -> None:
+    known, one, other = Replays(), Process(), Process(pid=8)
+    known.expand(one.capture(2, 3).capture(graph=GRAPH + 1, executable=EXECUTABLE + 1).take())
+    known.expand(other.capture(4).take())
+    one.launch().launch(EXECUTABLE + 1).launch(0x9999).launch()
+    events = known.expand(np.concatenate([one.take(), other.launch().launch().take(), one.all_reduce(5).launch().take()]))
+    assert unknown(events) == [False, False, True, False, False, False, False]
+    reduced = events[events["function"] == Function.ALL_REDUCE]
+    assert reduced["count"].tolist() == [2, 3, 2, 3, 4, 4, 5, 2, 3]
+    assert reduced["pid"].tolist() == [PID] * 4 + [8] * 2 + [PID] * 3
+    # Each stands behind its launch, and is of the same moment.
+    launch = np.maximum.accumulate(np.where(events["function"] == Function.GRAPH_LAUNCH, np.arange(len(events)), 0))
+    replayed = events["flags"] & np.uint16(Flag.REPLAYED) != 0
+    assert (events["time_ns"][launch[replayed]] == events["time_ns"][replayed]).all()
+
+
 def test_records_that_were_lost_may_have_been_captured() -> None:
     known, process = Replays(), Process()
     known.expand(process.capture(2).take())

@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+from ncclwatch.collect.batch import Change, ProcessChange
+from ncclwatch.engine.session import Update
 from ncclwatch.history.feed import Feed, job_name
 from ncclwatch.history.tables import Row, fitted
 from ncclwatch.model.identity import ProcessKey
@@ -65,3 +67,27 @@ def test_a_job_that_nobody_named_is_called_by_what_runs_it() -> None:
     assert job_name(info("/opt/nccl-tests/all_reduce_perf", "-b", "8")) == "all_reduce_perf"
     assert job_name(info(name="ncclwatch-testj")) == "ncclwatch-testj"
     assert job_name(info("python3", "train.py", traits=Traits(job="4711"))) == "slurm-4711"
+
+
+def ended(**change: Any) -> list[str]:
+    """The rows of a run that is no longer there, with what was told of its processes."""
+    kinds: list[str] = []
+    with Recordings([RECORDING]) as recordings:
+        replay = Replay(recordings)
+        feed = Feed(lambda _, make: kinds.extend(row.values["kind"] for row in make() if row.table == "runs"))
+        for time_ns, update in replay.updates():
+            feed.take(replay, update, time_ns)
+        windows = list(update.windows or ())
+        gone = Update(update.now_ns, windows=[])
+        if change:
+            gone.changes = [ProcessChange(info=windows[0].process, pid=windows[0].process.pid, **change)]
+        for later in (0, 3, 9):
+            feed.take(replay, gone, time_ns + later * 10**9)
+            gone = Update(update.now_ns, windows=[])
+    return kinds
+
+
+def test_a_run_has_ended_where_a_process_has_and_not_where_its_node_is_heard_no_longer() -> None:
+    assert ended() == ["begin", "seen"]
+    assert ended(change=Change.EXITED) == ["begin", "end"]
+    assert ended(change=Change.UNREADABLE) == ["begin", "seen"]

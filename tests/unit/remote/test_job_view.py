@@ -12,7 +12,7 @@ SLOW = Path(__file__).parents[2] / "fixtures/jobs/drawn-801-28-slow-loader-2.32.
 
 
 def test_iterations_of_a_slow_job_reach_a_viewer() -> None:
-    writer, reader = ViewWriter("engine"), ViewReader()
+    writer, reader, decoded = ViewWriter("engine"), ViewReader(), None
     with Recordings([SLOW]) as recordings:
         replay = Replay(recordings)
         for time_ns, update in replay.updates():
@@ -21,6 +21,7 @@ def test_iterations_of_a_slow_job_reach_a_viewer() -> None:
             assert decoded is not None
             # None from the future, but for the error of a clock that is set anew at each look.
             assert all(end <= time_ns / 1e9 + 1.5 for end, _ in decoded[0].iterations)
+        assert decoded is not None
         view, _, shown = decoded
     assert view.iterations == replay.iterations
     assert 0 < len(view.iterations) <= MAX_ITERATIONS

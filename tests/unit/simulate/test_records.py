@@ -201,11 +201,11 @@ def test_hosts_list_the_round_trips_of_their_sockets() -> None:
     assert observer.until(0.5).network == [], "before the job is made"
     listed = observer.until(timeline.end).network
     assert {host for host, _, _, _ in listed} == {f"{HOST_PREFIX}0"}
-    late = {
+    slow = {
         (flow.global_rank, flow.comm_hash)
         for _, _, _, look in listed for flow in look.flows if flow.sends_data and (flow.delay_us or 0) > 10_000
     }  # fmt: skip
-    assert {rank for rank, _ in late} == {0, 2} and len({group for _, group in late}) == 1, "there and back: both ends measure it"
+    assert {rank for rank, _ in slow} == {0, 2} and len({group for _, group in slow}) == 1, "there and back: both ends measure it"
     assert Observer(simulate(make(observe={"planes": ["wire"]})), []).until(9.0).network == [], "InfiniBand has none"
 
 

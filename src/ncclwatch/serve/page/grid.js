@@ -4,7 +4,7 @@ import { count } from "./dom.js";
 import { rankOf } from "./moments.js";
 import { STRONG, URGENCY, WORDS, channels, colour, prepare, stateColour } from "./states.js";
 
-const LARGEST = 52, SMALLEST = 3, LETTER = 15, NUMBER = 30, GAP = 7;
+const LARGEST_EM = 3.25, SMALLEST = 3, LETTER = 15, NUMBER = 30, GAP = 7;
 const MANY_CULPRITS = 300;
 
 export class Grid {
@@ -36,10 +36,11 @@ export class Grid {
   arrange(total) {
     const width = Math.max(this.canvas.parentElement.clientWidth, 40);
     const height = Math.max(220, Math.min(window.innerHeight * 0.62, width * 1.1));
+    const largest = Math.round(LARGEST_EM * parseFloat(getComputedStyle(document.documentElement).fontSize));
     const left = total > 64 ? Math.min(64, 10 + 9 * String(total).length) : 0;
     for (let group = 1; ; group *= 2) {
       const cells = Math.ceil(total / group);
-      for (let size = LARGEST; size >= SMALLEST; size -= size > 12 ? 2 : size > 6 ? 1 : 0.5) {
+      for (let size = largest; size >= SMALLEST; size -= size > 12 ? 2 : size > 6 ? 1 : 0.5) {
         let columns = Math.floor((width - left) / size);
         if (columns < 1) continue;
         if (columns > 8) columns -= columns % 8;

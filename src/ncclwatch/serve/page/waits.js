@@ -31,7 +31,7 @@ export function showWay({ way, culprits }) {
     svg("rect", { class: `box${culprits.includes(rank) ? " culprit-box" : ""}`, x, y, width: wide, height: tall, rx: 6 }),
     svg("text", { x: x + wide / 2, y: y + tall / 2 + 4.5, "text-anchor": "middle" }, `rank ${rank}`)));
   const width = 8 + shown.length * (wide + across) - across, height = 8 + lines * (tall + between);
-  show(byId("way"), svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height }, edges, boxes));
+  show(byId("way"), svg("svg", { viewBox: `0 0 ${width} ${height}`, width: `${width / 16}em`, height: `${height / 16}em` }, edges, boxes));
   const hidden = way.length + culprits.length - place.size;
   show(byId("way-says"), `Each waits for the one its arrow points to${hidden > 0 ? `; ${hidden} more ranks wait behind these` : ""}.`);
 }

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ncclwatch.engine.live import LiveDiagnosis
+from ncclwatch.engine.slow.snapshot import Activity
 from ncclwatch.engine.slow.watch import SEARCHING_SAMPLES
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
@@ -92,9 +93,9 @@ def test_a_slow_job_is_named_and_nothing_before(name: str) -> None:
 def test_where_all_wait_for_data_alike_nobody_is_named_and_no_sample_counts() -> None:
     """While nothing is open on any rank, every rank seems at work: that is no straggler's doing."""
     scenario = load(SCENARIOS / "lookalike-data-loading.toml")
-    weighed: list[float] = []
+    weighed: list[set[Activity]] = []
     live = LiveDiagnosis()
-    live.slow.observer = lambda job, looks, profile, context, trips: weighed.append(profile.busy.min())
+    live.slow.observer = lambda job, looks, *_: weighed.extend(set(look.activities.values()) for look in looks)
     timeline = simulate(scenario)
     records = Observer(timeline, np.arange(0.7, timeline.end, 0.25).tolist()).until(timeline.end)
     done: defaultdict[str, int] = defaultdict(int)
@@ -105,7 +106,8 @@ def test_where_all_wait_for_data_alike_nobody_is_named_and_no_sample_counts() ->
             live.add_calls(events[done[host] : upto])
             done[host] = upto
         assert not live.update(round_).verdict_class.accuses
-    assert weighed and max(weighed) < 1.0
+    assert weighed and {Activity.CALLS_NOTHING} not in weighed
+    assert any(Activity.CALLS_NOTHING in does for does in weighed), "a rank that has called nothing while others have counts"
 
 
 def test_more_samples_are_wanted_while_a_slow_job_has_no_culprit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,59 @@
+"""Whether the cause that a verdict tells is the one that was played: the first row of knowledge that a verdict carries.
+
+The rows were not written for these faults: each names a cause in the field's words; :data:`CAUSES` says which of them are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ncclwatch.knowledge.match import advised
+from ncclwatch.model.verdict import Verdict
+from ncclwatch.simulate.scenario import FaultKind
+
+_SLOW_HOST = frozenset({"slow-host", "late-host"})
+_SLOW_NETWORK = frozenset({"slow-network"})
+_CALLS = frozenset({"calls-differ"})
+
+CAUSES: dict[FaultKind, frozenset[str]] = {
+    FaultKind.STOP: frozenset({"stopped-by-signal"}),
+    FaultKind.KILL: frozenset({"process-ended", "crashed-by-signal"}),
+    FaultKind.CRASH: frozenset({"process-ended", "left-with-status"}),
+    FaultKind.SKIP: frozenset({"left-out"}),
+    FaultKind.NEVER_ENTERS: frozenset({"late-host"}),
+    FaultKind.OTHER_OPERATION: _CALLS,
+    FaultKind.OTHER_SIZE: _CALLS,
+    FaultKind.OTHER_TYPE: _CALLS,
+    FaultKind.SWAP: frozenset({"order-of-communicators"}),
+    FaultKind.GPU_STALL: frozenset({"gpu-not-begun", "gpu-stuck"}),
+    FaultKind.PROXY_STALL: frozenset({"proxy-starved", "proxy-pool-full"}),
+    FaultKind.LINK_DOWN: frozenset({"port-down", "path-dead"}),
+    FaultKind.INIT_MISSING: frozenset({"rendezvous"}),
+    FaultKind.SLOW_GPU: frozenset({"slow-compute"}),
+    FaultKind.HOST_LOAD: _SLOW_HOST,
+    FaultKind.GC_PAUSE: _SLOW_HOST,
+    FaultKind.SLOW_LOADER: _SLOW_HOST,
+    FaultKind.CPU_LIMIT: _SLOW_HOST,
+    FaultKind.FEW_CPUS: _SLOW_HOST,
+    FaultKind.SLOW_COPY: frozenset({"slow-compute", "slow-host"}),
+    FaultKind.SLOW_LINK: _SLOW_NETWORK,
+    FaultKind.LOSSY_LINK: _SLOW_NETWORK,
+    FaultKind.NIC_LIMIT: _SLOW_NETWORK,
+    FaultKind.BACKGROUND_TRAFFIC: _SLOW_NETWORK,
+    FaultKind.PROXY_SLEEP: frozenset({"slow-proxy"}),
+}
+"""Rows that name the cause of a fault; all else is wrong."""
+
+
+def told(verdict: Verdict) -> str:
+    """The row that a verdict tells first, of those that are no known defect; empty for none."""
+    rows = verdict.knowledge or advised(verdict).knowledge
+    return next((row.row for row in rows if not row.defect), "")
+
+
+def right_cause(kinds: Collection[FaultKind], verdict: Verdict | None) -> bool | None:
+    """Whether a verdict tells the cause of one of these faults; ``None`` where no fault was played."""
+    if not kinds:
+        return None
+    allowed = frozenset[str]().union(*(CAUSES[kind] for kind in kinds))
+    return verdict is not None and told(verdict) in allowed
