@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 from fleet.browser import WAIT_MS, browser, tab
 from fleet.servers import NatsServer
 from fleet.simulated import Agents
-from ncclwatch.cli.fleet import _connection as fleet_connection
+from ncclwatch.cli.fleet import bus_connection
 from testbed.sidecar import daemon, free_port
 
 expect.set_options(timeout=WAIT_MS)
@@ -21,7 +21,7 @@ def test_jobs_of_a_fleet_appear_on_the_page_and_a_stopped_rank_is_named(nats_ser
         daemon("fleet", "judge", "--bus", bus),
         browser() as chromium,
         tab(chromium) as (page, wrong),
-        fleet_connection(bus, None) as connection,
+        bus_connection(bus, None) as connection,
     ):
         serve.wait_line("serving all jobs of the fleet")
         page.goto(f"http://127.0.0.1:{port}/")

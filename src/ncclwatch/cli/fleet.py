@@ -87,7 +87,7 @@ def hear(
 
     As many as are wanted run beside each other; nodes are divided among them, and those of one that dies are heard by the others.
     """
-    connect = _connection(bus, keys)
+    connect = bus_connection(bus, keys)
     from ncclwatch.cli.fleet_log import HearLog
     from ncclwatch.fleet.worker import Worker
 
@@ -122,7 +122,7 @@ def judge(
 
     As many as are wanted run beside each other; jobs of one that dies are judged by the others within seconds.
     """
-    connect = _connection(bus, keys)
+    connect = bus_connection(bus, keys)
     from ncclwatch.cli.engine_service import EngineService
     from ncclwatch.cli.fleet_judging import Judging
     from ncclwatch.cli.fleet_log import JudgeLog
@@ -162,7 +162,7 @@ def judge(
         log.end("interrupted" if stop.is_set() else "duration over")
 
 
-def _connection(bus: str, keys: Path | None) -> Connection:
+def bus_connection(bus: str, keys: Path | None) -> Connection:
     """A connection that is not open yet; raises :class:`UsageError`, or what says that the client is not installed."""
     from ncclwatch.messaging.bus_keys import access
     from ncclwatch.messaging.transports import require_client

@@ -258,13 +258,13 @@ def _connection(address: str, watched: Watched) -> Callable[[Stop], Followed]:
 
 def _fleet(address: str, keys: Path | None, stop: Stop) -> Callable[[Board], None]:
     """What adds every job that a fleet judges to the page, as it is found."""
-    from ncclwatch.cli.fleet import _connection as fleet_connection
+    from ncclwatch.cli.fleet import bus_connection
     from ncclwatch.fleet.judged import follow
     from ncclwatch.messaging.transports import fleet_viewer
     from ncclwatch.remote.session import RemoteSession
     from ncclwatch.serve.feed import LiveFeed
 
-    connect = fleet_connection(address, keys)
+    connect = bus_connection(address, keys)
 
     def session(job: str) -> Callable[[Stop], Followed]:
         return lambda stop: RemoteSession(address, stop=stop, transport=fleet_viewer(address, keys, job))
