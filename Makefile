@@ -38,13 +38,16 @@ help:
 $(CACHE)/stamps:
 	@mkdir -p $@
 
-# Debian packages: a stamp remembers the list that was installed.
+# Debian packages: a stamp remembers the list that was installed. Servers among them are for tests: Debian would start them as services of
+# the machine, which policy-rc.d (its documented way to say no) keeps it from.
 define apt_install
 	@missing=$$({ dpkg-query -W -f='$${Package} $${db:Status-Status}\n' $(1) 2>/dev/null || true; } | awk '$$2=="installed"{print $$1}' | sort -u \
 	  | comm -13 - <(printf '%s\n' $(1) | sort -u)); \
 	if [ -n "$$missing" ]; then \
 	  if [ "$$(id -u)" != 0 ]; then echo "make: these Debian packages are missing, install them as root:" $$missing >&2; exit 1; fi; \
 	  echo "==> installing Debian packages:" $$missing; \
+	  policy=/usr/sbin/policy-rc.d; \
+	  [ -e $$policy ] || { printf '#!/bin/sh\nexit 101\n' >$$policy; chmod 755 $$policy; trap "rm -f $$policy" EXIT; }; \
 	  export DEBIAN_FRONTEND=noninteractive; \
 	  apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing >$(CACHE)/apt.log 2>&1 \
 	    || { tail -20 $(CACHE)/apt.log >&2; exit 1; }; \
