@@ -61,7 +61,8 @@ Users = Mapping[NicPlace, tuple[int, ...]]
 class NetworkWatch:
     """Watches the NICs of this node, and of the network namespaces the watched processes live in.
 
-    ``host`` is the name that records carry. Make it early: errors are counted from then on. Nothing it cannot do raises.
+    ``host`` is the name that records carry. Make it early: errors are counted from then on. Without
+    ``listens`` it hears of changes once :meth:`listen` is called. Nothing it cannot do raises.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class NetworkWatch:
         sys: Path = SYS,
         kernel_log: bool = True,
         on_news: Callable[[], None] = lambda: None,
+        listens: bool = True,
     ) -> None:
         self._on_news = on_news
         self.host = host or socket.gethostname()
@@ -103,17 +105,27 @@ class NetworkWatch:
                 self._log = KernelNews(self.host)
             except NcclwatchError as error:
                 self._notes.append(f"kernel log not watched: {error}")
-        self._thread = threading.Thread(target=self._listen, name="ncclwatch-links", daemon=True)
-        self._thread.start()
+        if listens:
+            self.listen()
+
+    def listen(self) -> None:
+        """Hear of changes as they come, by a thread of its own. What came before waits in the kernel.
+
+        A thread that is there before keeps the privileges that its process gives up: an agent begins it after that.
+        """
+        if self._thread is None and not self._stop.is_set():
+            self._thread = threading.Thread(target=self._listen, name="ncclwatch-links", daemon=True)
+            self._thread.start()
 
     def close(self) -> None:
         """Stop listening."""
-        if self._thread is None:
+        if self._stop.is_set():
             return
         self._stop.set()
-        os.eventfd_write(self._wake, 1)
-        self._thread.join(timeout=10)
-        self._thread = None
+        if self._thread is not None:
+            os.eventfd_write(self._wake, 1)
+            self._thread.join(timeout=10)
+            self._thread = None
         os.close(self._wake)
         self._flows.close()
         with self._lock:

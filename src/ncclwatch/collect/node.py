@@ -183,7 +183,7 @@ class NodeCollector:
             if watched.last is not None:
                 self.aggregator.feed_sample(watched.last)
         if network:
-            self.network = NetworkWatch(infos[0].host if infos else None, on_news=self.stop.wake)
+            self.network = NetworkWatch(infos[0].host if infos else None, on_news=self.stop.wake, listens=False)
             self.work = WorkWatch(*self._wire)
             if self.paths is not None:
                 self.paths.listen()
@@ -226,6 +226,8 @@ class NodeCollector:
             sleep = min(sleep, max(until - now, 0.0))
         self._sleep(sleep)
         begun, draft = time.thread_time(), _Draft(ends=self._ends())
+        if self.network is not None:
+            self.network.listen()
         self._drain(draft)
         now = time.monotonic()
         if now >= self._next_look:

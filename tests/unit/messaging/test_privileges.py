@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +63,36 @@ def test_an_agent_can_become_another_user_and_keep_what_it_needs() -> None:
     assert int(uid) != 0
     assert int(effective) & mask("CAP_SYS_PTRACE")
     assert line.endswith("as user nobody")
+
+
+@AS_ROOT
+def test_every_thread_of_an_agent_has_given_them_up() -> None:
+    command = [sys.executable, "-m", "ncclwatch", "agent", "--engine", "127.0.0.1:9", "--match", "no process is called so"]
+    agent = subprocess.Popen([*command, "--no-probes"], stdout=subprocess.PIPE, text=True)
+    assert agent.stdout is not None
+    try:
+        while "privileges kept" not in (line := agent.stdout.readline()):
+            assert line, "it ended"
+        (pid,) = [int(entry.name) for entry in Path("/proc").iterdir() if is_agent_of(entry, agent.pid)]
+        tasks = Path(f"/proc/{pid}/task")
+        # The main thread, ZeroMQ's two, and those that send, hear of links and hear of ends.
+        while len(list(tasks.iterdir())) < 6:
+            time.sleep(0.05)
+        threads = [dict(line.split(":\t", 1) for line in (one / "status").read_text().splitlines()) for one in tasks.iterdir()]
+    finally:
+        agent.terminate()
+        agent.wait(60)
+    assert {one["NoNewPrivs"] for one in threads} == {"1"}
+    assert len({one["CapEff"] for one in threads}) == 1
+
+
+def is_agent_of(entry: Path, command: int) -> bool:
+    """Whether a process of /proc is the agent that a command has become, or has started."""
+    try:
+        fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        return b"agent_process" in (entry / "cmdline").read_bytes() and command in (int(entry.name), int(fields[1]))
+    except (OSError, ValueError):
+        return False
 
 
 def test_doctor_says_what_an_agent_would_keep() -> None:
