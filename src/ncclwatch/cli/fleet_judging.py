@@ -169,7 +169,9 @@ class Judging:
             self._drop(job.name, error.message, release=True)
             return
         # What the log had before is not said again, and nothing that it does not have is.
-        update.told, update.recoveries = told.verdicts, []
+        update.told = told.verdicts
+        if not any(record.type == "recovery" for record in told.records):
+            update.recoveries = []
         show(job, update, told.verdicts)
         for record in told.records:
             if record.type == "recovery":
