@@ -99,11 +99,7 @@ def find(tokens: Tokens, times: NDArray[np.float64]) -> Period:
         if reach.max() <= held + best.length:
             continue
         # Nobody saw where between two calls of a kind its period began.
-        length = int(gap[reach + gap > reach.max()].max())
-        # Before each of its calls has come so often, some amid the iteration have, and what ends it has not.
-        if reach.max() < (GAPS + 1) * length:
-            continue
-        held = int(reach.max())
+        length, held = int(gap[reach + gap > reach.max()].max()), int(reach.max())
         # Of what comes once an iteration the last of the cluster: the one with the most calls from it to the next.
         ends = end[(gap == length) & (reach + gap > held)]
         ends = ends[np.argsort(ends % length)]
