@@ -205,11 +205,15 @@ def test_a_spine_dies_and_a_new_plan_is_there_within_two_seconds(fabric: Spines,
         keeper.kill()
         keeper.communicate()
     assert took < 2.0, took
-    assert plan.read_text() != old
+    # Where links go down the network may happen to move flows as a plan would: then the old ports are the plan.
+    assert plan.read_text() != old or way == "down"
     now = [one for one in second["connections"] if one["rank"] == 0]
+    assert all(f"{one['port']} {one['source_port']}\n" in plan.read_text() for one in now)
     assert len({hop(one) for one in now}) == 2 and f"10.80.{died}.2" not in {hop(one) for one in now}
-    # What lay on a living spine stays; what lay on the dead one is said to have been rerouted by the network.
-    assert now[1]["source_port"] == mine[1]["source_port"]
+    # What lay on a living spine stays, unless the network has moved that as well, on top of the other. What lay on the dead one is
+    # said to have been rerouted.
+    kept = [one["source_port"] == before["source_port"] for one, before in zip(now, mine, strict=True)]
+    assert any(kept) if way == "down" else kept[1]
     moved, dead = ({one["source_port"] for one in second[key]} for key in ("rerouted_by_the_network", "dead"))
     assert mine[0]["source_port"] in (moved if way == "down" else dead) and not (dead if way == "down" else moved)
     for one in now:
