@@ -210,8 +210,8 @@ def test_a_spine_dies_and_a_new_plan_is_there_within_two_seconds(fabric: Spines,
     now = [one for one in second["connections"] if one["rank"] == 0]
     assert all(f"{one['port']} {one['source_port']}\n" in plan.read_text() for one in now)
     assert len({hop(one) for one in now}) == 2 and f"10.80.{died}.2" not in {hop(one) for one in now}
-    # What lay on a living spine stays, unless the network has moved that as well, on top of the other. What lay on the dead one is
-    # said to have been rerouted.
+    # What lay on a living spine stays, unless the network has moved that as well, on top of the other.
+    # What lay on the dead one is said to have been rerouted.
     kept = [one["source_port"] == before["source_port"] for one, before in zip(now, mine, strict=True)]
     assert any(kept) if way == "down" else kept[1]
     moved, dead = ({one["source_port"] for one in second[key]} for key in ("rerouted_by_the_network", "dead"))
