@@ -69,7 +69,7 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]
         yield made
 
 
-@pytest.mark.parametrize("cluster", [("--watchdog", "6")], indirect=True)
+@pytest.mark.parametrize("cluster", [("--watchdog", "12")], indirect=True)
 def test_a_rank_is_killed_and_the_watchdogs_of_the_others_end_them(cluster: Cluster) -> None:
     job = cluster.job
     job.kill(3)
@@ -79,7 +79,7 @@ def test_a_rank_is_killed_and_the_watchdogs_of_the_others_end_them(cluster: Clus
     assert (ends[3]["place"], ends[3]["kind"], ends[3]["code"]) == ("first", "signal", signal.SIGKILL)
     for rank in (0, 1, 2, 4, 5):
         assert (ends[rank]["place"], ends[rank]["kind"], ends[rank]["code"]) == ("followed", "exit", ABORTED), ends[rank]
-        # The watchdog looks every six seconds, and an iteration that began before the kill may have been looked at once.
+        # The watchdog looks every twelve seconds, and an iteration that began before the kill may have been looked at once.
         assert ends[rank]["after_s"] > 1.0 > (ends[rank]["error_s"] or 0.0), ends[rank]
     assert {one["host"] for one in ends.values()} == {"host0", "host1", "host2"}
     assert sorted(ends[rank]["time"] for rank in ends)[0] == ends[3]["time"]
