@@ -11,6 +11,7 @@ import typer
 from ncclwatch.cli.history_options import (
     MEMORY,
     SINCE,
+    TABLES_OF_RUNS,
     TIMEOUT_S,
     FolderOption,
     JobNameOption,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 FRESH_S = 180.0
 """Unit: s. From: rates are written once a minute (``history.feed``): what has none for three is watched no longer."""
-TABLES_OF_JOBS = ("runs", "rates", "iterations", "verdicts")
 TABLES_OF_A_NODE = ("verdicts", "nics", "gpus", "flows")
 
 
@@ -46,7 +46,7 @@ def jobs(
     from ncclwatch.history import questions
 
     begin = parse_since(since)
-    with opened(history, begin, TABLES_OF_JOBS, memory, timeout) as asked:
+    with opened(history, begin, TABLES_OF_RUNS, memory, timeout) as asked:
         found = questions.jobs(asked, begin)
     if as_json:
         emit_json(json_of(found))

@@ -38,6 +38,8 @@ TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.1, max=86400.0,
 MemoryOption = Annotated[str, typer.Option("--memory", metavar="SIZE", help="Memory that a question may take: 512M, 4G.")]
 SINCE, MEMORY, TIMEOUT_S = "30d", "1G", 60.0
 """By default."""
+TABLES_OF_RUNS = ("runs", "rates", "iterations", "verdicts")
+"""What questions about runs read."""
 ADDRESS_SPACE = 8 << 30
 """Bound: what a file that lies about its size may make this process ask for, beyond the memory of a question."""
 _AGE = re.compile(r"(\d{1,6})([hdw])")

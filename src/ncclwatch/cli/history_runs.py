@@ -11,6 +11,7 @@ import typer
 from ncclwatch.cli.history_options import (
     MEMORY,
     SINCE,
+    TABLES_OF_RUNS,
     TIMEOUT_S,
     FolderOption,
     JobNameOption,
@@ -38,7 +39,6 @@ BAR = 24
 """Cells of the longest bar."""
 APART = 0.05
 """Unit: a share. From: chosen: by less two runs of one program differ without a reason."""
-TABLES_OF_RUNS = ("runs", "rates", "iterations", "verdicts")
 _PHASES = {
     "detection": "detection",
     "diagnosis": "diagnosis and isolation",

@@ -224,36 +224,23 @@ def _job_of_row(file: Path, row: dict[str, Any], keys: Path | None) -> Watched:
 
 
 def _live(watched: Sequence[Watched]) -> list[Feed]:
-    from ncclwatch.messaging import protocol
-    from ncclwatch.messaging.bus_keys import bus_address, is_bus
     from ncclwatch.messaging.keys import job_of
+    from ncclwatch.remote.connect import connecting, engine_address
     from ncclwatch.serve.feed import LiveFeed
 
     names = [one.name or job_of(one.token) for one in watched]
     found: dict[str, Feed] = {}
     for one, own in zip(watched, names, strict=True):
-        address = bus_address(one.engine) if is_bus(one.engine) else protocol.endpoint(one.engine)
+        address = engine_address(one.engine)
         # A link is to hold after a restart: names are made of what was asked for, not counted.
         name = own if names.count(own) == 1 else f"{own}@{address.removeprefix('tcp://')}"
         if not _NAME.fullmatch(name):
             raise UsageError(f"'{clean(name, 80)}' cannot name a job", "use up to 80 letters, digits and . _ - @ :")
         if name in found:
             raise UsageError(f"two jobs are called {name}", "give one of them another name")
-        found[name] = LiveFeed(name, f"engine {address}", _connection(address, one))
+        # Keys that are missing or wrong are told at once, not when somebody looks.
+        found[name] = LiveFeed(name, f"engine {address}", connecting(address, one.keys, one.token))
     return list(found.values())
-
-
-def _connection(address: str, watched: Watched) -> Callable[[Stop], Followed]:
-    from ncclwatch.messaging.bus_keys import is_bus
-    from ncclwatch.messaging.keys import client_keys
-    from ncclwatch.messaging.transports import bus_viewer
-    from ncclwatch.remote.session import RemoteSession
-
-    if is_bus(address):
-        return lambda stop: RemoteSession(address, stop=stop, transport=bus_viewer(address, watched.keys, watched.token))
-    # Keys that are missing or wrong are told at once, not when somebody looks.
-    pair = client_keys(address, watched.keys, "viewer")
-    return lambda stop: RemoteSession(address, keys=pair, token=watched.token, stop=stop)
 
 
 def _fleet(address: str, keys: Path | None, stop: Stop) -> Callable[[Board], None]:

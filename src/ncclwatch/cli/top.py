@@ -26,21 +26,10 @@ def top(
 ) -> int:
     """Watch a whole job from its engine: every rank of every node, and the verdict."""
     from ncclwatch.cli.live import verdict_stands
-    from ncclwatch.messaging.bus_keys import is_bus
-    from ncclwatch.remote.session import RemoteSession
+    from ncclwatch.remote.connect import connecting, engine_address
 
     stop = stop_on_signals()
-    if is_bus(engine):
-        from ncclwatch.messaging.transports import bus_viewer
-
-        viewer = bus_viewer(engine, keys, job or "")
-        session = RemoteSession(viewer.address, stop=stop, transport=viewer)
-    else:
-        from ncclwatch.messaging import protocol
-        from ncclwatch.messaging.keys import client_keys
-
-        address = protocol.endpoint(engine)
-        session = RemoteSession(address, keys=client_keys(address, keys, "viewer"), token=job or "", stop=stop)
+    session = connecting(engine_address(engine), keys, job or "")(stop)
     try:
         session.start(duration)
         show(session, surface_of(as_json=as_json, plain=plain), duration)

@@ -17,6 +17,7 @@ import struct
 from pathlib import Path
 
 from ncclwatch.errors import PrivilegeError, UsageError
+from ncclwatch.target.machine import SYS_PERF_EVENT_OPEN, this_machine
 from ncclwatch.text import clean
 
 # include/uapi/linux/capability.h
@@ -32,7 +33,6 @@ KEPT = ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_PERFMON", "CAP_BPF", "CAP_
 _LAST = 63
 _PR_SET_KEEPCAPS, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 8, 24, 38, 47, 4
 _VERSION_3 = 0x20080522
-_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -146,9 +146,10 @@ def _open_uprobe(kind: int) -> bool:
     struct.pack_into("<II", attribute, 0, kind, 128)
     struct.pack_into("<QQ", attribute, 56, ctypes.addressof(path), 0x1000)
     buffer = ctypes.create_string_buffer(bytes(attribute), 128)
-    number = _PERF_EVENT_OPEN.get(os.uname().machine)
-    if number is None:
+    machine = this_machine()
+    if machine is None:
         return False
+    number = SYS_PERF_EVENT_OPEN[machine]
     opened = _libc.syscall(ctypes.c_long(number), buffer, ctypes.c_int(-1), ctypes.c_int(0), ctypes.c_int(-1), ctypes.c_ulong(0))
     if opened < 0:
         # Anything but a refusal means that the permission check was passed.

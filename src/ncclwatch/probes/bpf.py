@@ -18,9 +18,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from ncclwatch.errors import NcclwatchError, PrivilegeError
-from ncclwatch.target.machine import Machine, this_machine
+from ncclwatch.target.machine import SYS_BPF, SYS_PERF_EVENT_OPEN, Machine, this_machine
 
-SYS_BPF, SYS_PERF_EVENT_OPEN = (280, 241) if this_machine() is Machine.AARCH64 else (321, 298)
+_MACHINE = this_machine() or Machine.X86_64
 
 BPF_PSEUDO_MAP_FD = 1
 BPF_LD_IMM64 = 0x18
@@ -90,7 +90,7 @@ def _syscall(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | None) 
 def _bpf(command: Command, attributes: bytes) -> int:
     """One bpf(2) call; raises :class:`OSError`."""
     buffer = ctypes.create_string_buffer(attributes, max(len(attributes), 128))
-    return _syscall(SYS_BPF, ctypes.c_int(command).value, buffer, ctypes.c_uint(len(buffer)).value)
+    return _syscall(SYS_BPF[_MACHINE], ctypes.c_int(command).value, buffer, ctypes.c_uint(len(buffer)).value)
 
 
 def refusal(what: str, error: OSError) -> NcclwatchError:
@@ -309,7 +309,7 @@ def attach_uprobe(program: int, path: str, offset: int, *, pid: int = -1, on_ret
     attributes = struct.pack("<IIQQQQQIIQQ", pmu, 112, int(on_return), 1, 0, 0, 0, 1, 0, ctypes.addressof(name), offset)
     buffer = ctypes.create_string_buffer(attributes, 112)
     try:
-        fd = _syscall(SYS_PERF_EVENT_OPEN, buffer, pid, 0 if pid < 0 else -1, -1, _PERF_FLAG_FD_CLOEXEC)
+        fd = _syscall(SYS_PERF_EVENT_OPEN[_MACHINE], buffer, pid, 0 if pid < 0 else -1, -1, _PERF_FLAG_FD_CLOEXEC)
     except OSError as error:
         raise refusal(f"place a uprobe in {path}", error) from None
     try:

@@ -21,6 +21,13 @@ OF_ELF = {62: Machine.X86_64, 183: Machine.AARCH64}
 """By ``e_machine`` of an ELF header (EM_X86_64, EM_AARCH64 of elf.h)."""
 
 
+SYS_BPF = {Machine.X86_64: 321, Machine.AARCH64: 280}
+SYS_PERF_EVENT_OPEN = {Machine.X86_64: 298, Machine.AARCH64: 241}
+"""Numbers of system calls that the C library has no function for (arch/x86/entry/syscalls/syscall_64.tbl;
+include/uapi/asm-generic/unistd.h).
+"""
+
+
 def this_machine(name: str = "") -> Machine | None:
     """The architecture of this machine (or of the one with that name); ``None`` for any other."""
     try:
