@@ -100,7 +100,8 @@ class Job:
     Without it, `transport` decides: "socket" puts every rank on its own host, "shm" all on one, "p2p" too, with direct access
     between their GPUs, "mixed" all but the last on one; "ib" is "socket" with NCCL's InfiniBand transport allowed.
     `iterations` None runs until stopped. `extra` are further options of the program (program/options.h). `env` adds to or, with
-    None as a value, removes from the environment of all ranks. `wrap` is a command each rank runs under. `enter` gives the
+    None as a value, removes from the environment of all ranks. `wrap` is a command each rank runs under. `python` makes
+    each rank a Python process, with the fault and the file that python_rank.py takes. `enter` gives the
     command (nsenter and its options) that starts the ranks of one host in namespaces of their own (netns.py).
     `algorithm` and `protocol` become NCCL_ALGO (Tree of AllReduce alone, which no other collective has) and NCCL_PROTO; with
     another protocol than Simple, NCCL decides by itself which Send/Recv go by LL. `as_nccl_likes` leaves all of that to NCCL.
@@ -123,6 +124,7 @@ class Job:
         extra: Sequence[str] = (),
         env: Mapping[str, str | None] | None = None,
         wrap: Sequence[str] = (),
+        python: Sequence[str] = (),
         enter: Callable[[int], Sequence[str]] | None = None,
         algorithm: str = "Ring",
         protocol: str = "Simple",
@@ -138,6 +140,7 @@ class Job:
         self._transport = transport
         self._env = (_tuned(nccl, algorithm, protocol) if not as_nccl_likes else _AS_NCCL_LIKES) | dict(env or {})
         self._wrap = list(wrap)
+        self._python = list(python)
         self._enter = enter
         self._wait_for = wait_for
         self._start_timeout = start_timeout
@@ -157,7 +160,7 @@ class Job:
             for rank in range(self.ranks):
                 log = self.log_path(rank).open("wb")
                 self._logs.append(log)
-                command = [*self._wrap, str(program), "--run-dir", str(self._folder), *self._arguments]
+                command = [*self._wrap, *self._rank(program), "--run-dir", str(self._folder), *self._arguments]
                 enter = list(self._enter(_place(self.hosts, rank)[0])) if self._enter is not None else []
                 self._processes.append(
                     subprocess.Popen(
@@ -177,6 +180,11 @@ class Job:
             self.close()
             raise
         return self
+
+    def _rank(self, program: Path) -> list[str]:
+        if not self._python:
+            return [str(program)]
+        return [sys.executable, str(HERE / "python_rank.py"), str(program.with_name("libtestjob.so")), *self._python]
 
     def __enter__(self) -> Self:
         return self.start()

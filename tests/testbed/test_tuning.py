@@ -41,12 +41,14 @@ def playing(
     shape: str = "allreduce",
     **more: Any,
 ) -> Iterator[Job]:
-    with Network(hosts=len(hosts), rate=LINK) as network:
-        with network.job("2.27.5", ranks=sum(hosts), hosts=hosts, shape=shape, count=count, **more) as job:
-            if paced:
-                assert sum(pace(pid) for pid in job.pids)
-            job.wait_progress(2)
-            yield job
+    with (
+        Network(hosts=len(hosts), rate=LINK) as network,
+        network.job("2.27.5", ranks=sum(hosts), hosts=hosts, shape=shape, count=count, **more) as job,
+    ):
+        if paced:
+            assert sum(pace(pid) for pid in job.pids)
+        job.wait_progress(2)
+        yield job
 
 
 def pace(pid: int) -> int:
