@@ -33,6 +33,9 @@ ROOT = HERE.parent.parent
 VERSIONS = ("2.21.5", "2.27.5", "2.32.3")
 """Releases the tests cover; 2.19.3 runs too, for reading communicators that have no magics."""
 
+LIBRARY = "libtestjob.so"
+"""The job as a library, beside its program."""
+
 Transport = Literal["socket", "shm", "p2p", "mixed", "ib"]
 WaitFor = Literal["running", "ready", "nothing"]
 
@@ -74,8 +77,11 @@ def library(version: str) -> Path:
     return cache_folder().resolve() / version / "lib" / "libnccl.so.2"
 
 
-def build(version: str) -> Path:
-    """Build the testbed for one release, if anything changed, and return the program. Raises JobError."""
+def build(version: str, *targets: str) -> Path:
+    """Build the testbed for one release, if anything changed, and return the program. Raises JobError.
+
+    ``targets`` are files of its folder that are made besides.
+    """
     if not available(version):
         raise JobError(f"NCCL {version} is not in {cache_folder()}; run `make nccl`, or set NCCL_CACHE")
     folder = build_folder()
@@ -85,6 +91,7 @@ def build(version: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     command = ["make", "-s", "-C", str(HERE), f"NCCL_CACHE={cache_folder().resolve()}", f"BUILD={folder.resolve()}"]
     command += [f"VERSIONS={version}", f"PYTHON={sys.executable}"]
+    command += ["all", *(str(folder.resolve() / version / target) for target in targets)] if targets else []
     with (folder / ".lock").open("w") as lock:  # tests may run side by side
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -154,7 +161,7 @@ class Job:
 
     def start(self) -> Self:
         """Start all ranks and wait as asked for. Raises JobError, with nothing left running."""
-        program = build(self.nccl)
+        program = build(self.nccl, *[LIBRARY] * bool(self._python))
         self._folder = Path(tempfile.mkdtemp(prefix="ncclwatch-job-"))
         try:
             for rank in range(self.ranks):
@@ -184,7 +191,7 @@ class Job:
     def _rank(self, program: Path) -> list[str]:
         if not self._python:
             return [str(program)]
-        return [sys.executable, str(HERE / "python_rank.py"), str(program.with_name("libtestjob.so")), *self._python]
+        return [sys.executable, str(HERE / "python_rank.py"), str(program.with_name(LIBRARY)), *self._python]
 
     def __enter__(self) -> Self:
         return self.start()
