@@ -246,7 +246,9 @@ def _times(trace: _Trace | None, children: Sequence[_Child], meta: _Metadata) ->
 
 
 def _collective(one: _Collective, meta: _Metadata) -> Ended:
-    return Ended(one.coll, one.coll_sn, one.coll_msg_size_bytes, one.coll_exec_time_us, *_times(one.event_trace_ts, one.events, meta), None)
+    return Ended(
+        one.coll, one.coll_sn, one.coll_msg_size_bytes, one.coll_exec_time_us, *_times(one.event_trace_ts, one.events, meta), None
+    )
 
 
 def _message(one: _Message | None, meta: _Metadata) -> Ended | None:
