@@ -263,7 +263,8 @@ def name_latest(verdict: Verdict, late: Sequence[Late], sources: dict[int, str])
         verdict, verdict_class=VerdictClass.SLOW_COMPUTATION, culprits=(culprit,),
         summary=f"rank {first.rank} holds the job up: its GPU comes late to collectives (estimated from a trace's kernels)",
         victims=tuple(rank for rank in first.ranks if rank != first.rank), evidence=(*verdict.evidence, *_lines(late)),
-        confidence=round(min(0.8, 1 - FEWEST_ROUNDS / (2 * first.rounds), first.share / (first.share + others)), 2), rules=(*verdict.rules, "trace-latest"),
+        confidence=round(min(0.8, 1 - FEWEST_ROUNDS / (2 * first.rounds), first.share / (first.share + others)), 2),
+        rules=(*verdict.rules, "trace-latest"),
     )  # fmt: skip
 
 
