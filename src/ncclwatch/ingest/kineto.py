@@ -250,10 +250,12 @@ def _message(told: Mapping[str, Any]) -> tuple[int, int]:
 
 def _even(told: Mapping[str, Any]) -> tuple[int, ...] | None:
     """The ranks of a group that lie evenly, by the first, the distance and their number: a long list is cut."""
-    first, apart, size = (told.get(key) for key in ("Global rank start", "Global rank stride", "Group size"))
-    if not all(type(one) is int for one in (first, apart, size)) or not (first >= 0 and apart > 0 and 0 < size <= LARGEST_GROUP):
+    first, apart, size = told.get("Global rank start"), told.get("Global rank stride"), told.get("Group size")
+    if not isinstance(first, int) or not isinstance(apart, int) or not isinstance(size, int):
         return None
-    return tuple(range(first, first + apart * size, apart)) if first + apart * size <= LARGEST_GROUP else None
+    if first < 0 or apart < 1 or not 0 < size <= LARGEST_GROUP or first + apart * size > LARGEST_GROUP:
+        return None
+    return tuple(range(first, first + apart * size, apart))
 
 
 def _groups(config: object) -> dict[str, tuple[int, ...]]:
