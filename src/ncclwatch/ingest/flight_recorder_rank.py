@@ -130,7 +130,7 @@ def _over_all_groups(rows: NDArray[Any]) -> bool:
     """
     newest = rows[-KEPT_OF_A_GROUP:]
     newest = newest[~newest["message"]]
-    turns = np.count_nonzero(np.diff(newest["group"].astype(np.int64)))
+    turns = int(np.count_nonzero(np.diff(newest["group"].astype(np.int64))))
     grow = bool((np.diff(newest["sequence"]) > 0).all())
     return grow and turns >= max(2, len(np.unique(newest["group"])))
 
