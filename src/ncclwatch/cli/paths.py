@@ -17,10 +17,11 @@ from ncclwatch.cli.options import AllOption, BudgetOption, JsonOption, LookOptio
 from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.errors import TargetError, UsageError
 from ncclwatch.model.network import FlowRecord, NetworkLook, NicRecord
-from ncclwatch.paths.flow_map import MappedFlow, NodeView, flow_map
+from ncclwatch.model.paths import NodeView
+from ncclwatch.paths.flow_map import MappedFlow, flow_map, measured_flows
 from ncclwatch.paths.measured import Crowded, crowds_of
+from ncclwatch.paths.words import crowd_text
 from ncclwatch.text import Style
-from ncclwatch.view.paths import crowd_text, measured_flows
 
 SCHEMA_NAME = "ncclwatch.paths/1"
 

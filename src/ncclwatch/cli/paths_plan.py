@@ -14,8 +14,8 @@ from ncclwatch.cli.paths import crowd_json
 from ncclwatch.cli.paths_what_if import KubernetesOption, SlurmOption
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.model.paths import Protocol
+from ncclwatch.paths.words import crowd_text
 from ncclwatch.text import Style, clean, columns
-from ncclwatch.view.paths import crowd_text
 
 if TYPE_CHECKING:
     from ncclwatch.paths.measured import JobGain, MeasuredFlow, MeasuredPlan

@@ -160,5 +160,15 @@ def _network(look: NetworkLook, ours: Callable[[int | None], bool]) -> NetworkLo
 def _empty(batch: NodeBatch) -> NodeBatch:
     """A look at a node that shows no process, for a job that has left it."""
     return replace(
-        batch, samples=(), windows=(), problems=(), events=None, changes=(), notes=(), network=None, all_flows=(), work=()
+        batch,
+        samples=(),
+        windows=(),
+        problems=(),
+        events=None,
+        changes=(),
+        notes=(),
+        network=None,
+        all_flows=(),
+        paths=(),
+        work=(),
     )

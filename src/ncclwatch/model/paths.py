@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from ncclwatch.model.network import FlowRecord, NicRecord
 
 
 class Protocol(StrEnum):
@@ -61,3 +64,13 @@ class ElephantFlow:
     rate: float | None = None
     share: float | None = None
     queue_pair: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """What one node shows of its network. ``namespaces``: pid → network namespace where that is not the node's own."""
+
+    host: str
+    flows: Sequence[FlowRecord] = ()
+    nics: Sequence[NicRecord] = ()
+    namespaces: Mapping[int, int] = field(default_factory=dict)

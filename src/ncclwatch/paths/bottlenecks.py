@@ -90,14 +90,17 @@ def _load(path: PathKey, waited: int, probes: int, share: float, queued: bool) -
     return PathLoad(path, Load.EMPTY if confidence >= CONFIDENT else Load.UNKNOWN, confidence, waited, probes)
 
 
+def is_queued(now_us: float, least_us: float) -> bool:
+    """Whether a flow waits in a queue, by its round trip now and the shortest of its connection."""
+    return (now_us - least_us) * 1000 > max(QUEUED_NS, (QUEUED_FACTOR - 1) * least_us * 1000)
+
+
 def crowd(flows: Mapping[Any, tuple[float, float]], paths: Mapping[PathKey, PathLoad]) -> Crowd | None:
     """Whether flows from one host to another crowd; ``flows`` are their (round trip, shortest round trip) in µs.
 
     ``None`` where fewer than two wait, or no path between these hosts was seen to be empty.
     """
-    waiting = tuple(
-        key for key, (now, least) in flows.items() if (now - least) * 1000 > max(QUEUED_NS, (QUEUED_FACTOR - 1) * least * 1000)
-    )
+    waiting = tuple(key for key, (now, least) in flows.items() if is_queued(now, least))
     empty = sorted((path for path in paths.values() if path.load is Load.EMPTY), key=lambda one: (-one.confidence, one.path))
     if len(waiting) < 2 or not empty:
         return None

@@ -8,26 +8,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import networkx as nx
 
 from ncclwatch.model.network import FlowKind, FlowRecord, NicRecord, nic_label
-from ncclwatch.model.paths import ElephantFlow, FiveTuple, NicPort, Origin, Protocol
+from ncclwatch.model.paths import ElephantFlow, FiveTuple, NicPort, NodeView, Origin, Protocol
 from ncclwatch.model.state import Direction
+from ncclwatch.paths.measured import MeasuredFlow
 from ncclwatch.paths.ports import ROCE_PORT, predict
 
 MAX_PORT = 65535
-
-
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """What one node shows of its network. ``namespaces``: pid → network namespace where that is not the node's own."""
-
-    host: str
-    flows: Sequence[FlowRecord] = ()
-    nics: Sequence[NicRecord] = ()
-    namespaces: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +76,31 @@ def flow_map(views: Iterable[NodeView]) -> list[MappedFlow]:
     found = [_mapped(place, sending.get(place), receiving.get(place), jobs[place[0]], ranks) for place in places]
     found.sort(key=lambda one: (one.flow.job, one.comm_hash, one.connection_index, one.flow.rank or 0, one.flow.channel or 0))
     return _with_shares(found, sending, places)
+
+
+def measured_flows(mapped: Iterable[MappedFlow]) -> list[MeasuredFlow]:
+    """Flows whose five-tuple and ranks are known, each once."""
+    found = {}
+    for one in mapped:
+        flow, five = one.flow, one.flow.tuple
+        if five is None or flow.rank is None or flow.peer is None:
+            continue
+        made = MeasuredFlow(
+            job=flow.job,
+            rank=flow.rank if one.global_rank is None else one.global_rank,
+            peer=flow.peer if one.global_peer is None else one.global_peer,
+            channel=flow.channel or 0,
+            source=five.source,
+            source_port=five.source_port,
+            destination=five.destination,
+            port=five.destination_port,
+            waits=one.round_trip_us,
+            rate=flow.rate or 0.0,
+            from_name=f"{flow.source.host} {flow.source.nic}".strip(),
+            to_name=f"{flow.destination.host} {flow.destination.nic}".strip(),
+        )
+        found[made.source, made.source_port, made.destination, made.port] = made
+    return list(found.values())
 
 
 def _place(record: FlowRecord) -> _Place | None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NicRecord, QueuePairEnds, SocketFacts, StepRate
-from ncclwatch.model.paths import FiveTuple, NicPort, Origin, Protocol
+from ncclwatch.model.paths import FiveTuple, NicPort, NodeView, Origin, Protocol
 from ncclwatch.model.state import Direction
-from ncclwatch.paths.flow_map import NodeView, endpoint, flow_map
+from ncclwatch.paths.flow_map import endpoint, flow_map
 
 SEND = FlowRecord(
     pid=11, kind=FlowKind.SOCKET, network="Socket", device="eth0", port=0, state=FlowState.ACTIVE, global_rank=8, comm_hash=0xABC,
