@@ -14,7 +14,8 @@ from ncclwatch.errors import UsageError
 from ncclwatch.model.paths import ElephantFlow, FiveTuple, NicPort, Protocol
 from ncclwatch.paths import probed
 from ncclwatch.paths.measured import Choice, Demand, MeasuredFlow
-from ncclwatch.paths.pins import Connect, Listen, plan_text
+from ncclwatch.paths.pins import Connect, Listen, Roce, plan_text
+from ncclwatch.paths.ports import ROCE_PORT
 from ncclwatch.text import clean
 
 MAP_SCHEMA = "ncclwatch.paths/1"
@@ -190,15 +191,23 @@ def _weighed(flows: list[MeasuredFlow]) -> list[MeasuredFlow]:
 
 
 def pins_of(demands: Sequence[Demand], chosen: Sequence[Choice | None], own: Collection[str] | None = None) -> str:
-    """The file that ``path_pins/pins.c`` reads: listening ports and source ports.
+    """The file that ``path_pins/plan.h`` describes: listening ports and source ports.
 
     With ``own`` addresses the connections that leave by these alone, and listening ports of the ranks that are there.
     """
     listens: defaultdict[tuple[int, str], set[int]] = defaultdict(set)
-    connects = []
+    connects, roce = [], defaultdict[tuple[int, str], list[int]](list)
     for demand, one in zip(demands, chosen, strict=True):
+        if demand.port == ROCE_PORT:
+            if one is not None and (own is None or demand.source in own):
+                roce[demand.rank, demand.destination].append(one.source_port)
+            continue
         if own is None or demand.destination in own:
             listens[demand.peer, demand.destination].add(demand.port)
         if one is not None and (own is None or demand.source in own):
             connects.append(Connect(demand.rank, demand.destination, demand.port, one.source_port))
-    return plan_text([Listen(rank, where, tuple(sorted(ports))) for (rank, where), ports in sorted(listens.items())], connects)
+    return plan_text(
+        [Listen(rank, where, tuple(sorted(ports))) for (rank, where), ports in sorted(listens.items())],
+        connects,
+        [Roce(rank, where, tuple(ports)) for (rank, where), ports in sorted(roce.items())],
+    )
