@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from ncclwatch.errors import UsageError
-from ncclwatch.model.paths import ElephantFlow, FiveTuple, NicPort, Protocol
+from ncclwatch.model.paths import ElephantFlow, FiveTuple, NicPort, Probe, Protocol
 from ncclwatch.paths import probed
 from ncclwatch.paths.measured import Choice, Demand, MeasuredFlow
 from ncclwatch.paths.pins import Connect, Listen, Roce, plan_text
@@ -64,10 +64,10 @@ class _Map(msgspec.Struct):
     flows: Annotated[list[_Flow], msgspec.Meta(max_length=MAX_FLOWS)]
 
 
-def sorted_out(files: Sequence[Path]) -> tuple[list[MeasuredFlow], list[probed.Probe]]:
+def sorted_out(files: Sequence[Path]) -> tuple[list[MeasuredFlow], list[Probe]]:
     """Flows and probes of files of either kind. Raises :class:`UsageError` for any other."""
     maps: list[_Map] = []
-    probes: list[probed.Probe] = []
+    probes: list[Probe] = []
     for file in files:
         data = probed.read_bytes(file)
         schema = _schema(data, file)
@@ -113,12 +113,12 @@ def elephants(files: Sequence[Path]) -> list[ElephantFlow]:
     return list(found.values())
 
 
-def probes_of(files: Sequence[Path]) -> list[probed.Probe]:
+def probes_of(files: Sequence[Path]) -> list[Probe]:
     """Probes of files. Raises :class:`UsageError` for any other file."""
     return newest(one for file in files for one in probed.read(probed.read_bytes(file), str(file)))
 
 
-def newest(probes: Iterable[probed.Probe]) -> list[probed.Probe]:
+def newest(probes: Iterable[Probe]) -> list[Probe]:
     """Of several probes between the same addresses over the same protocol the last."""
     found = {(one.source, one.destination, one.protocol): one for one in sorted(probes, key=lambda one: one.wall_s)}
     return [found[key] for key in sorted(found)]

@@ -20,9 +20,8 @@ from ncclwatch.stopping import stop_on_signals
 from ncclwatch.text import clean
 
 if TYPE_CHECKING:
-    from ncclwatch.paths.bottlenecks import PathKey
+    from ncclwatch.model.paths import Hops, PathKey, Probe
     from ncclwatch.paths.measured import MeasuredFlow, MeasuredPlan
-    from ncclwatch.paths.probed import Hops, Probe
 
 Kept = dict[tuple[str, int, str, int], int]
 """(source, rank, destination, port) → source port."""
@@ -131,8 +130,8 @@ class Keeper:
             write(file, msgspec.json.encode(ProbeFile(SCHEMA, tuple(mine))))
 
     def _with_flows(self, probe: Probe) -> Probe:
+        from ncclwatch.model.paths import SeenPath
         from ncclwatch.pathprobe import segments
-        from ncclwatch.paths.probed import SeenPath
 
         own = tuple(seen for seen in probe.paths if not seen.live)
         hops = max((len(seen.hops) for seen in own if seen.arrived), default=0)

@@ -18,8 +18,8 @@ from ncclwatch.paths.words import crowd_text
 from ncclwatch.text import Style, clean, columns
 
 if TYPE_CHECKING:
+    from ncclwatch.model.paths import Probe
     from ncclwatch.paths.measured import JobGain, MeasuredFlow, MeasuredPlan
-    from ncclwatch.paths.probed import Probe
 
 SCHEMA_NAME = "ncclwatch.pathplan/1"
 MAX_ROWS = 64

@@ -18,7 +18,7 @@ from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.text import Style, clean
 
 if TYPE_CHECKING:
-    from ncclwatch.paths.probed import Probe
+    from ncclwatch.model.paths import Probe
     from ncclwatch.store.replay import Recordings, Replay
 
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")

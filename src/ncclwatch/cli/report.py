@@ -18,7 +18,7 @@ from ncclwatch.stopping import Stop
 from ncclwatch.text import clean, size
 
 if TYPE_CHECKING:
-    from ncclwatch.paths.probed import Probe
+    from ncclwatch.model.paths import Probe
     from ncclwatch.report.gather import Report
     from ncclwatch.store.replay import Replay
 

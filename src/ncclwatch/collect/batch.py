@@ -16,9 +16,9 @@ from ncclwatch.model.gpu import GpuLook
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.looks import ProcessLook
 from ncclwatch.model.network import FlowRecord, NetworkLook
+from ncclwatch.model.paths import Probe
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.work import FlowWindow
-from ncclwatch.paths.probed import Probe
 
 
 class Change(StrEnum):

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ncclwatch.errors import NcclwatchError
-from ncclwatch.paths import probed
-from ncclwatch.paths.probed import Probe
+from ncclwatch.model.paths import Probe
 
 AGAIN_S = 30.0
 """All is told again after so long: an engine may have come later, or anew."""
@@ -29,6 +28,8 @@ class ProbeFiles:
         stamps = [_stamp(file) for file in self._files]
         if stamps == self._stamps and now < self._next:
             return ()
+        from ncclwatch.paths import probed
+
         changed, self._stamps, self._next = stamps != self._stamps, stamps, now + AGAIN_S
         found: list[Probe] = []
         for file in self._files:

@@ -11,7 +11,7 @@ from ncclwatch.dashboard.source import Mailbox
 from ncclwatch.dashboard.stack_page import StackText
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.paths.probed import Probe
+from ncclwatch.model.paths import Probe
 from ncclwatch.store.replay import Recordings, Replay
 from ncclwatch.view.builder import ViewBuilder
 from ncclwatch.view.frame import View

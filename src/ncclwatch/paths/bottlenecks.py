@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
+
+from ncclwatch.model.paths import Load, PathKey, PathLoad
 
 QUEUED_FACTOR = 5.0
 """A probe waited when it took so many times as long as the quickest of all, beyond it."""
@@ -21,28 +22,6 @@ CONFIDENT = 0.95
 NOISE = 0.05
 """Share of probes that wait for other reasons (the host's CPU) on an empty path, at most."""
 LEAST_PROBES = 5
-
-PathKey = tuple[int, int]
-"""(destination port, source port): with two hosts and a protocol a five-tuple."""
-
-
-class Load(StrEnum):
-    """What one way of a path was seen to be."""
-
-    QUEUED = "queued"
-    EMPTY = "empty"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class PathLoad:
-    """One path in one direction. ``confidence`` (0 to 1) is that of ``load``; ``waited`` of ``probes`` probes were queued."""
-
-    path: PathKey
-    load: Load
-    confidence: float
-    waited: int
-    probes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from enum import StrEnum
 from statistics import median
 
 from ncclwatch.model.network import NicRecord
+from ncclwatch.model.paths import Probe
 from ncclwatch.paths.bottlenecks import NOISE, is_queued
 from ncclwatch.paths.measured import Crowded, Link, MeasuredFlow, open_links
-from ncclwatch.paths.probed import Probe
 from ncclwatch.paths.words import crowd_text, link_text, who
 
 LEAST_CONFIDENCE = 0.8

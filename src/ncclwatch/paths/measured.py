@@ -15,9 +15,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from ncclwatch.paths.bottlenecks import Load, crowd
+from ncclwatch.model.paths import Hops, Load, Probe, SeenPath
+from ncclwatch.paths.bottlenecks import crowd
 from ncclwatch.paths.ports import ROCE_PORT
-from ncclwatch.paths.probed import Hops, Probe, SeenPath
 
 Link = tuple[str, str]
 """(router or address, router or address) in the direction of the flow; (addresses, what queues told) where routers are silent."""

@@ -9,8 +9,8 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
-from ncclwatch.model.paths import NodeView
-from ncclwatch.paths.bottlenecks import PathKey, is_queued
+from ncclwatch.model.paths import NodeView, PathKey, Probe
+from ncclwatch.paths.bottlenecks import is_queued
 from ncclwatch.paths.findings import (
     LEAST_CONFIDENCE,
     Capacity,
@@ -24,7 +24,6 @@ from ncclwatch.paths.findings import (
     parallel,
 )
 from ncclwatch.paths.measured import Link, MeasuredFlow, crowds, links_of, where_now
-from ncclwatch.paths.probed import Probe
 
 MAX_PAIRS = 4096
 """Bound: pairs of addresses."""

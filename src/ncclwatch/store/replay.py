@@ -18,7 +18,7 @@ from ncclwatch.errors import TargetError
 from ncclwatch.knowledge.session import InformedSession
 from ncclwatch.messaging.limits import FormatError
 from ncclwatch.messaging.reader import BatchReader
-from ncclwatch.paths.probed import Probe
+from ncclwatch.model.paths import Probe
 from ncclwatch.remote.iterations import Timed, recent_iterations
 from ncclwatch.slow_modes import SlowRule
 from ncclwatch.store.container import Container, FrameRef, Kind

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ncclwatch.model.network import NicRecord
-from ncclwatch.model.paths import NodeView
+from ncclwatch.model.paths import NodeView, Probe
 from ncclwatch.paths.flow_map import flow_map, measured_flows
 from ncclwatch.paths.measured import Crowded, Link, MeasuredFlow, crowds, open_links, where_now
-from ncclwatch.paths.probed import Probe
 from ncclwatch.view.frame import View
 
 MAX_NODES = 24

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from ncclwatch.model.network import NicRecord
-from ncclwatch.model.paths import NodeView
+from ncclwatch.model.paths import NodeView, Probe
 from ncclwatch.paths.findings import Trouble, bonds, one_job_waits, spread
 from ncclwatch.paths.memory import PathMemory
-from ncclwatch.paths.probed import Probe
 from unit.paths.test_flow_map import RECV, SEND
 from unit.paths.test_measured import LEAF, flow, probe, seen
 
@@ -135,7 +134,7 @@ def test_a_path_on_which_one_job_alone_waits() -> None:
     mine = replace(flow(0, 500), job="one", waits=(9000.0, 100.0))
     other = replace(flow(1, 501), job="two", waits=(110.0, 100.0))
     (one,) = one_job_waits([mine, other], [(UP0,), (UP0,)])
-    assert (one.trouble, one.where, one.jobs) == (Trouble.ONE_JOB, f"{LEAF} → 10.8.0.2", {"one"}) and one.share is None
+    assert (one.trouble, one.where, one.jobs) == (Trouble.ONE_JOB, f"{LEAF} → 10.8.0.2", frozenset({"one"})) and one.share is None
     both = replace(other, waits=(9000.0, 100.0))
     assert not [*one_job_waits([mine, both], [(UP0,), (UP0,)]), *one_job_waits([mine, other], [(UP0,), (UP1,)])]
     assert not list(one_job_waits([mine, replace(other, waits=None)], [(UP0,), (UP0,)]))

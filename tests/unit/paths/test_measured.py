@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ncclwatch.model.paths import Protocol
-from ncclwatch.paths.bottlenecks import Load
+from ncclwatch.model.paths import Load, Probe, Protocol, SeenPath
 from ncclwatch.paths.measured import MeasuredFlow, crowds, links_of, next_demands, plan, where_now
 from ncclwatch.paths.ports import ROCE_PORT
-from ncclwatch.paths.probed import Probe, SeenPath
 
 A, B = "10.0.0.1", "10.0.1.1"
 LEAF, OTHER = "10.0.0.254", "10.9.9.9"
