@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ncclwatch.model.network import NicRecord
+from ncclwatch.model.network import FlowRecord, NicRecord
 from ncclwatch.model.paths import NodeView, Probe
 from ncclwatch.paths.findings import Trouble, bonds, one_job_waits, spread
 from ncclwatch.paths.memory import PathMemory
@@ -17,7 +17,7 @@ A, B = "10.0.0.1", "10.0.1.1"
 UP0, UP1 = (LEAF, "10.8.0.2"), (LEAF, "10.8.1.2")
 
 
-def socket(number: int, source_port: int, *, rate: float = 1e6, waits: tuple[int, int] = (100, 90)) -> tuple[object, object]:
+def socket(number: int, source_port: int, *, rate: float = 1e6, waits: tuple[int, int] = (100, 90)) -> tuple[FlowRecord, FlowRecord]:
     """Both ends of a flow over a socket, of one job, on its own channel."""
     assert SEND.socket is not None and RECV.socket is not None
     send = replace(SEND.socket, local=f"{A}:{source_port}", remote=f"{B}:{40000 + number}", rtt_us=waits[0], min_rtt_us=waits[1])
@@ -25,8 +25,8 @@ def socket(number: int, source_port: int, *, rate: float = 1e6, waits: tuple[int
     return replace(SEND, channel=number, bandwidth=rate, socket=send), replace(RECV, channel=number, socket=receive)
 
 
-def views(*pairs: tuple[object, object], nics: tuple[NicRecord, ...] = ()) -> list[NodeView]:
-    return [NodeView("a", [one for one, _ in pairs], nics), NodeView("b", [other for _, other in pairs])]  # type: ignore[misc]
+def views(*pairs: tuple[FlowRecord, FlowRecord], nics: tuple[NicRecord, ...] = ()) -> list[NodeView]:
+    return [NodeView("a", [one for one, _ in pairs], nics), NodeView("b", [other for _, other in pairs])]
 
 
 def live(*spines: int) -> Probe:
@@ -35,7 +35,7 @@ def live(*spines: int) -> Probe:
     return probe(*own, *(replace(seen(500 + n, spine, 40000 + n), live=True) for n, spine in enumerate(spines)), wrong=0.02)
 
 
-def found(memory: PathMemory, *pairs: tuple[object, object], moment: int = 0) -> list[tuple[Trouble, str]]:
+def found(memory: PathMemory, *pairs: tuple[FlowRecord, FlowRecord], moment: int = 0) -> list[tuple[Trouble, str]]:
     return [(one.trouble, one.where) for one in memory.findings(views(*pairs), moment)]
 
 

@@ -22,7 +22,7 @@ def colliding(comm_hash: int = WORLD, *, probed: bool = True) -> Case:
     memory = NetworkMemory()
     ends = [socket(number, 500 + number) for number in (0, 1)]
     for host, side in (("a", 0), ("b", 1)):
-        flows = tuple(replace(pair[side], comm_hash=comm_hash) for pair in ends)  # type: ignore[type-var]
+        flows = tuple(replace(pair[side], comm_hash=comm_hash) for pair in ends)
         memory.feed(host, NetworkLook(flows=flows), 10**9)
     if probed:
         memory.ways.take([live(0, 0)])
