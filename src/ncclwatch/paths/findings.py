@@ -16,7 +16,7 @@ from statistics import median
 from ncclwatch.model.network import NicRecord
 from ncclwatch.model.paths import Probe
 from ncclwatch.paths.bottlenecks import NOISE, is_queued
-from ncclwatch.paths.measured import Crowded, Link, MeasuredFlow, open_links
+from ncclwatch.paths.measured import SLOWER, Crowded, Link, MeasuredFlow, open_links
 from ncclwatch.paths.words import crowd_text, link_text, who
 
 LEAST_CONFIDENCE = 0.8
@@ -25,8 +25,6 @@ UNEVEN = 1.5
 """Ports of a bond are unbalanced when the fullest sends so many times the mean: with two ports three quarters."""
 BUSY = 0.1
 """Part of a bond's speed below which nothing is said of its balance."""
-SLOWER = 0.7
-"""A link that is full with this part of what a parallel one carries, or less, is degraded."""
 FEWEST_FULL = 3
 """So often a link must have been seen full."""
 MOVE_APART = "move them apart: 'ncclwatch paths plan' gives source ports for the next communicator, with the predicted gain"

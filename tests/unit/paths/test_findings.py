@@ -17,7 +17,9 @@ A, B = "10.0.0.1", "10.0.1.1"
 UP0, UP1 = (LEAF, "10.8.0.2"), (LEAF, "10.8.1.2")
 
 
-def socket(number: int, source_port: int, *, rate: float = 1e6, waits: tuple[int, int] = (100, 90)) -> tuple[FlowRecord, FlowRecord]:
+def socket(
+    number: int, source_port: int, *, rate: float = 1e6, waits: tuple[int, int] = (100, 90)
+) -> tuple[FlowRecord, FlowRecord]:
     """Both ends of a flow over a socket, of one job, on its own channel."""
     assert SEND.socket is not None and RECV.socket is not None
     send = replace(SEND.socket, local=f"{A}:{source_port}", remote=f"{B}:{40000 + number}", rtt_us=waits[0], min_rtt_us=waits[1])
