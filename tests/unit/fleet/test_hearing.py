@@ -12,7 +12,7 @@ from msgspec.structs import replace as replace_batch
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.fleet import reduced
-from ncclwatch.fleet.hearing import PARTITIONS, Hearing, partition_of
+from ncclwatch.fleet.hearing import Hearing
 from ncclwatch.fleet.reduced import BundleReader, Heard
 from ncclwatch.messaging.limits import FormatError
 from ncclwatch.messaging.values import Shared
@@ -203,16 +203,13 @@ def test_messages_that_make_no_sense_are_refused() -> None:
         reduced.decode(b"\x94\x01")
 
 
-def test_partitions_are_even_and_a_partition_is_let_go_of_as_a_whole() -> None:
-    nodes = [f"node{number}" for number in range(1024)]
-    counts = np.bincount([partition_of(node) for node in nodes], minlength=PARTITIONS)
-    assert counts.min() > 8
+def test_a_part_of_the_nodes_is_let_go_of_as_a_whole() -> None:
     hearing = Hearing()
     [batch] = node_batches(list(ring_looks(1)), hosts=("node0",))
-    hearing.take("default", "node0", "L", 0, BatchWriter(calls="all").encode(batch), NOW)
-    hearing.forget((partition_of("node0") + 1) % PARTITIONS)
+    hearing.take("default", "node0", "L", 0, BatchWriter(calls="all").encode(batch), NOW, "3")
+    hearing.forget("4")
     assert len(hearing) == 1
-    hearing.forget(partition_of("node0"))
+    hearing.forget("3")
     assert len(hearing) == 0
     assert hearing.flush() == []
 
