@@ -56,7 +56,7 @@ _LIFE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 @dataclass(slots=True)
 class _Part:
-    """A part of the nodes that is heard here. ``upto``: its last message that was heard; ``written``: that which the bucket has."""
+    """A part of the nodes that is heard here. ``upto``: its last message that was heard; ``written``: what the bucket has."""
 
     follower: Follower
     upto: int
