@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ncclwatch.serve.access import Rules
     from ncclwatch.serve.board import Board
-    from ncclwatch.serve.feed import Feed, Followed
+    from ncclwatch.serve.feed import Feed
     from ncclwatch.serve.remembered import Remembered
     from ncclwatch.serve.server import Certificate
     from ncclwatch.serve.webhook import Webhook
@@ -274,16 +274,15 @@ def _fleet(address: str, keys: Path | None, stop: Stop) -> Callable[[Board], Non
     """What adds every job that a fleet judges to the page, as it is found."""
     from ncclwatch.cli.fleet import bus_connection
     from ncclwatch.fleet.judged import follow
-    from ncclwatch.messaging.transports import fleet_viewer
-    from ncclwatch.remote.session import RemoteSession
+    from ncclwatch.remote.connect import following
     from ncclwatch.serve.feed import LiveFeed
 
     connect = bus_connection(address, keys)
 
-    def session(job: str) -> Callable[[Stop], Followed]:
-        return lambda stop: RemoteSession(address, stop=stop, transport=fleet_viewer(address, keys, job))
+    def found(board: Board, job: str) -> None:
+        board.add(LiveFeed(job, f"fleet {address}", following(address, keys, job)))
 
-    return lambda board: follow(connect, lambda job: board.add(LiveFeed(job, f"fleet {address}", session(job))), stop)
+    return lambda board: follow(connect, lambda job: found(board, job), stop)
 
 
 def _recorded(paths: Sequence[Path]) -> list[Feed]:
