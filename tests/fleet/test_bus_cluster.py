@@ -61,7 +61,7 @@ def test_a_server_of_three_is_lost(tmp_path: Path) -> None:
                 worker.step(0.1)
 
         hear(8)
-        # With it go its copies of streams and leases that have one; the stream of batches has two more.
+        # With it go its copies; the stream of batches, and what the worker made beside it, have two more each.
         servers[0].kill()
         hear(8)
         agents.close()

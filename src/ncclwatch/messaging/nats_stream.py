@@ -68,6 +68,14 @@ async def ensure_stream(context: JetStreamContext) -> None:
             limit //= 2
 
 
+async def replicas(context: JetStreamContext) -> int:
+    """How many servers of a cluster hold the stream of batches, as what belongs to it is to be held; 1 where there is none."""
+    try:
+        return (await context.stream_info(subjects.BATCHES)).config.num_replicas or 1
+    except NotFoundError:
+        return 1
+
+
 async def _add(context: JetStreamContext, max_bytes: int) -> bool:
     """Whether the stream is there now; not where its account may not hold so much."""
     try:
