@@ -179,12 +179,10 @@ def _activities(
 ) -> tuple[dict[ProcessKey, Activity], frozenset[ProcessKey]]:
     """What each rank does, and for whom that is only inferred."""
     waiting: dict[int, set[bool]] = defaultdict(set)  # for ranks (False), links (True)
-    awaited: set[int] = set()
+    awaited = {wait.target.index for wait in waits.waits if isinstance(wait.target, RankNode)}
     for wait in waits.waits:
         if isinstance(wait.waiter, RankNode):
             waiting[wait.waiter.index].add(isinstance(wait.target, LinkNode))
-        if isinstance(wait.target, RankNode):
-            awaited.add(wait.target.index)
     found: dict[ProcessKey, Activity] = {}
     inferred: set[ProcessKey] = set()
     for member in job.members:
@@ -232,9 +230,8 @@ def _hold(job: Job, node: Node, waits: list[Wait], weight: float, stalled: set[R
         return Hold(Part.LINK, weight, None, place, operation, group.id)
     if isinstance(node, (AbsentNode, HiddenNode)):
         return Hold(Part.UNSEEN, weight, key_of(node.comm_rank), None, operation, group.id)
-    member = job.member(node.index)
-    part = _part(member, waits, stalled=node in stalled, inside=node.index in inside)
-    return Hold(part, weight, member.info.key, None, operation, group.id)
+    part = _part(job.member(node.index), waits, stalled=node in stalled, inside=node.index in inside)
+    return Hold(part, weight, job.member(node.index).info.key, None, operation, group.id)
 
 
 def _part(member: Member, waits: list[Wait], *, stalled: bool, inside: bool) -> Part:
