@@ -36,8 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import msgspec
 import nkeys
 import numpy as np
-from bench_fleet import EACH, cpu_s, look_of, window
 
+from benchmarks.bench_fleet import EACH, cpu_s, look_of, window
 from fleet.servers import NatsServer
 from ncclwatch.collect.aggregate import Aggregator
 from ncclwatch.collect.batch import NodeBatch, PlaneState
