@@ -17,7 +17,9 @@ from ncclwatch.fleet.reduced import BundleReader, Heard
 from ncclwatch.messaging.limits import FormatError
 from ncclwatch.messaging.values import Shared
 from ncclwatch.messaging.writer import BatchWriter
+from ncclwatch.model.failure import ProcessEnd
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.looks import ProcessLook
 from ncclwatch.model.state import ProcessSample
 from unit.batches import node_batches, ring_looks
 from unit.fake_node import calls
@@ -242,3 +244,23 @@ def test_parts_of_a_job_that_were_two_are_sent_under_one_name() -> None:
     hearing.directory.join("default", [0xA1, 0xB1], NOW + 9)
     sent = hearing.flush()
     assert {job for job, _ in sent} == {f"{0xA1:016x}"}
+
+
+def test_what_was_seen_of_processes_and_who_ended_is_told_of_every_batch_to_whose_it_is() -> None:
+    hearing, writer = Hearing(), BatchWriter(calls="all")
+    first, second = list(two_jobs(2))
+    mine, others = (first.samples[at].process for at in (0, -1))
+    looked = ProcessLook("n", mine.key.pid, 1.0, "S", kernel="sleeping")
+    ended = ProcessEnd(others.key, "n", 1, 10, 20, 0, 1)
+    first = replace_batch(first, looks=(looked,), ends=(ended,))
+    for batch in (first, second):
+        hearing.take("default", "n", "L", batch.sequence, writer.encode(batch), NOW)
+    judge = Judge()
+    judge.take(hearing.flush())
+    told = {job: [one.batch for one in heard] for job, heard in judge.heard.items()}
+    assert len(told) == 2
+    of = {batch.samples[0].process.key.pid: batch for batches in told.values() for batch in batches}
+    for batch in of.values():
+        pids = {sample.process.key.pid for sample in batch.samples}
+        assert batch.looks == ((looked,) if mine.key.pid in pids else ())
+        assert batch.ends == ((ended,) if others.key.pid in pids else ())
