@@ -55,7 +55,7 @@ def test_jobs_of_a_fleet_appear_on_the_page_and_a_stopped_rank_is_named(nats_ser
             standing = {row["job"]: row["verdict"] for row in json.loads(top("--fleet", bus, "--json"))["jobs"]}
             assert [culprit["rank"] for culprit in standing[agents.name_of(0)]["culprits"]] == [2]
             assert set(standing) == {agents.name_of(0), agents.name_of(1)}
-            shown = top("--fleet", bus, "--job", agents.name_of(0), "--plain", "--duration", "5s")
+            shown = top("--fleet", bus, "--job", agents.name_of(0), "--plain", "--duration", "20")
             assert "rank 2 " in shown
             with urllib.request.urlopen(f"http://127.0.0.1:{scraped}/metrics", timeout=60) as answer:
                 told = answer.read().decode()
