@@ -1,4 +1,4 @@
-"""Ranks of Flight Recorder dumps that have called operations of several groups in orders that wait for each other in a circle.
+"""What the calls of Flight Recorder dumps show beyond who is behind: a circle in their order, and one that is unlike its peers'.
 
 Without timing a dump does not say which of a rank's open operations its GPU is in. Operations that are called one after the other
 mostly run so: the oldest that is open is taken for the one that a rank is in. Where each of some ranks is in an operation that
@@ -9,16 +9,18 @@ NCCL's rule (user guide, "Using multiple NCCL communicators concurrently").
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ncclwatch.collect.functions import function
+from ncclwatch.collect.functions import TYPES, function
 from ncclwatch.ingest.flight_recorder_job import FlightJob, Group
 from ncclwatch.ingest.flight_recorder_rank import State
 
 MOST_STEPS = 1_000_000
 """Bound: waits that are followed."""
+NEWEST = 2
+"""Bound: newest calls of a rank on a group that are compared with its peers': where sizes differ, the smaller side may go on."""
 
 
 class OpenCall(NamedTuple):
@@ -86,3 +88,41 @@ def _open(job: FlightJob, rank: int) -> Iterator[OpenCall]:
                 number = -1 if message else int(row["sequence"])
                 found.append((int(row["created_ns"]), len(found), OpenCall(part.group, number, int(row["function"]))))
     yield from (call for _, _, call in sorted(found, key=lambda item: item[:2]))
+
+
+def unlike(job: FlightJob, rank: int) -> tuple[OpenCall, str, str] | None:
+    """A newest call of a rank that its peers have all made otherwise, and alike: the call, what it asked for, what they did."""
+    for part in job.parts.get(rank, ()):
+        for row in part.rows[-NEWEST:]:
+            own, number = _asked(row), int(row["sequence"])
+            peers = {_asked(found) for found in _peers_rows(job, part.group, rank, number)}
+            if own[0] and len(peers) == 1 and _differ(own, peer := peers.pop()):
+                return OpenCall(part.group, number, own[0]), _text(own), _text(peer)
+    return None
+
+
+def _peers_rows(job: FlightJob, group: Group, rank: int, number: int) -> Iterator[Any]:
+    for peer in group.ranks:
+        part = next((part for part in job.parts.get(peer, ()) if part.group is group), None) if peer != rank else None
+        if part is not None:
+            at = int(np.searchsorted(part.rows["sequence"], number))
+            if at < len(part.rows) and part.rows["sequence"][at] == number:
+                yield part.rows[at]
+
+
+def _asked(row: Any) -> tuple[int, int, int]:
+    """Function, elements (0: ranks may differ), type."""
+    return int(row["function"]), int(row["count"]), int(row["datatype"])
+
+
+def _differ(own: tuple[int, int, int], peer: tuple[int, int, int]) -> bool:
+    if own[0] != peer[0]:
+        return bool(peer[0])
+    return bool(own[1] and peer[1] and own[1] != peer[1]) or (own[2] >= 0 <= peer[2] and own[2] != peer[2])
+
+
+def _text(asked: tuple[int, int, int]) -> str:
+    """``AllReduce of 1024 x float32``."""
+    name, elements, datatype = function(asked[0]).name, asked[1], asked[2]
+    typed = f" x {TYPES[datatype][0]}" if 0 <= datatype < len(TYPES) else " elements"
+    return f"{name} of {elements}{typed}" if elements else name

@@ -15,7 +15,7 @@ from ncclwatch.collect.functions import function
 from ncclwatch.ingest.base import IngestError
 from ncclwatch.ingest.flight_recorder_file import read_dump
 from ncclwatch.ingest.flight_recorder_job import FIRST_PID, FlightJob, Group, host_of
-from ncclwatch.ingest.flight_recorder_order import OpenCall, circle
+from ncclwatch.ingest.flight_recorder_order import OpenCall, circle, unlike
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, OperationRef, Verdict, VerdictClass
 from ncclwatch.text import clean, compressed
 
@@ -79,7 +79,7 @@ def amend(job: FlightJob, wording: Wording, verdict: Verdict) -> Verdict:
         planes=(PLANE,),
         trail=tuple(replace(step, text=say(step.text)) for step in verdict.trail),
     )
-    verdict = _inside(job, verdict)
+    verdict = _unlike(job, _inside(job, verdict))
     verdict = replace(verdict, evidence=(*verdict.evidence, *_lines(job, verdict)))
     return verdict if verdict.culprits else _nobody(job, verdict)
 
@@ -154,6 +154,28 @@ def _inside(job: FlightJob, verdict: Verdict) -> Verdict:
             next_steps=("look for GPU and NIC errors on the hosts of these ranks: `dmesg -T | grep -iE 'xid|mlx5|link'`",),
         )  # fmt: skip
     return verdict
+
+
+def _unlike(job: FlightJob, verdict: Verdict) -> Verdict:
+    """Where the one who is behind has asked for something else than its peers in a call before: that is why. Those that asked for
+    less go on, and wait in the next call.
+    """
+    rank = verdict.culprits[0].rank if len(verdict.culprits) == 1 else None
+    found = unlike(job, rank) if verdict.verdict_class is VerdictClass.NOT_ENTERED and rank is not None else None
+    if found is None:
+        return verdict
+    call, own, peers = found
+    operation = OperationRef(function(call.function).name, call.sequence)
+    reference = CommunicatorRef(f"{call.group.hash:016x}", len(call.group.ranks), call.group.label)
+    reason = f"called {own} as #{call.sequence}, unlike its peers: {peers}"
+    return replace(
+        verdict, verdict_class=VerdictClass.INCONSISTENT, operation=operation, communicator=reference,
+        stage=call.group.name.about,
+        summary=f"rank {rank} holds up the job in {operation.name} #{call.sequence} of {call.group.label}: {reason}",
+        culprits=(replace(verdict.culprits[0], reason=reason, operation=operation, communicator=reference),),
+        evidence=(f"rank {rank}: {reason}", *verdict.evidence),
+        next_steps=("compare what the ranks call there: sizes, types and order must be the same on all of them",),
+    )  # fmt: skip
 
 
 def _nobody(job: FlightJob, verdict: Verdict) -> Verdict:

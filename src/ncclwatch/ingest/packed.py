@@ -55,10 +55,15 @@ class Unpacking:
         self._begun: Path | None = None
         """The file that is being written."""
 
+    @property
+    def place(self) -> Path:
+        """The folder."""
+        return Path(self._folder.name).resolve()
+
     def files(self, archive: Path) -> Iterator[Path]:
         """The files that were unpacked of one archive, one after the other. Never raises for what is in it."""
         self._archives += 1
-        place = Path(self._folder.name) / str(self._archives) / archive.name[:LONGEST_NAME]
+        place = self.place / str(self._archives) / archive.name[:LONGEST_NAME]
         try:
             with archive.open("rb") as raw:
                 kind = kind_of(raw.read(512))

@@ -347,3 +347,28 @@ def test_a_circle_of_a_moment_is_none(tmp_path: Path) -> None:
     for file in folder.iterdir():
         os.utime(file, (newest, newest))
     assert not judged(folder).verdict_class.accuses
+
+
+def larger(size: int) -> Dumps:
+    """Two pairs; rank 2 asks for another size on the group of all, after which the others go on and it does not."""
+    job = Dumps(4, groups={"1": [0, 1], "2": [2, 3]}, about={"1": "tp", "2": "tp"}, timing=False)
+    for _ in range(5):
+        for group in ("1", "2", "0"):
+            job.all_call(group=group)
+    for rank in range(4):
+        job.call(rank, size=size if rank == 2 else 1024)
+    for rank in (0, 1, 3):
+        job.call(rank, group="1" if rank < 2 else "2", state="scheduled" if rank == 3 else "completed")
+    return job
+
+
+def test_who_is_behind_after_another_size_is_named_for_the_size(tmp_path: Path) -> None:
+    verdict = judged(larger(4096).write(tmp_path))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.INCONSISTENT, [2])
+    assert verdict.operation is not None and (verdict.operation.name, verdict.operation.sequence) == ("AllReduce", 6)
+    assert "called AllReduce of 4096 x float32 as #6, unlike its peers" in verdict.summary
+
+
+def test_who_is_behind_after_the_same_size_is_behind(tmp_path: Path) -> None:
+    verdict = judged(larger(1024).write(tmp_path))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.NOT_ENTERED, [2])
