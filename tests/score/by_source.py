@@ -82,8 +82,8 @@ TELL_SLOWNESS = frozenset({"rank logs", "rank logs with groupHash"})
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One scenario by one source. ``place``: exactly those at fault are named; ``right``: and the class fits; ``among``: the class
-    fits, and all ranks of the operation are named in which those at fault, or both ends of the link, are.
+    """One scenario by one source. ``place``: exactly those at fault are named; ``right``: and the class fits; ``among``: the
+    class fits, and all ranks of the operation are named in which those at fault, or both ends of the link, are.
     """
 
     scenario: Scenario
@@ -110,9 +110,9 @@ def judge_by(scenario: Scenario, source: str, timeline: Timeline) -> Outcome:
         return Outcome(scenario, source, verdict, quiet, quiet)
     wanted = set(expect.ranks)
     place = bool(named) and named >= wanted and named <= wanted | set(expect.also)
-    fits = verdict is not None and verdict.verdict_class in expect.verdicts
-    inside = wanted | set(expect.link)
-    among = fits and not place and verdict.verdict_class is VerdictClass.HARDWARE and bool(inside) and inside <= named
+    said = verdict.verdict_class if verdict is not None else None
+    fits, inside = said in expect.verdicts, wanted | set(expect.link)
+    among = fits and not place and said is VerdictClass.HARDWARE and bool(inside) and inside <= named
     return Outcome(scenario, source, verdict, place, place and fits, among)
 
 
@@ -122,8 +122,8 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
     for one in outcomes:
         rows[str(one.scenario.expect.score_class), one.source].append(one)
     lines = [
-        "| SIMULATED: class of the fault | source | scenarios | right ranks | right ranks and class | right class, all ranks of its "
-        "operation | ranks told, class unknown | somebody else accused |",
+        "| SIMULATED: class of the fault | source | scenarios | right ranks | right ranks and class | right class, all ranks "
+        "of its operation | ranks told, class unknown | somebody else accused |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for (fault, source), found in sorted(rows.items()):
