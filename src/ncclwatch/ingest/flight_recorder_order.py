@@ -17,7 +17,7 @@ import numpy as np
 
 from ncclwatch.collect.functions import TYPES, function
 from ncclwatch.ingest.flight_recorder_job import FlightJob, Group
-from ncclwatch.ingest.flight_recorder_rank import State
+from ncclwatch.ingest.flight_recorder_rank import RankDump, State
 
 MOST_STEPS = 1_000_000
 """Bound: waits that are followed."""
@@ -107,18 +107,25 @@ def end_of_waits(job: FlightJob) -> tuple[OpenCall, tuple[int, ...]] | None:
     return (call, members) if len(members) < len(first) else None
 
 
+def oldest_open(job: FlightJob, rank: int) -> OpenCall | None:
+    """What a rank called first of all that it has not ended; ``None`` where nothing says what has ended."""
+    one = next((one for one in job.ranks if one.rank == rank), None)
+    return next(iter(_calls_of(job, one)), None) if one is not None else None
+
+
 def _calls(job: FlightJob) -> dict[int, list[OpenCall]]:
     """What each rank has called and not ended, the oldest call first."""
-    found = {}
-    for one in job.ranks:
-        known = [number for number, backend in enumerate(one.backends) if backend in job.ended_known]
-        own: list[tuple[int, int, OpenCall]] = []
-        for part in job.parts[one.rank]:
-            for rows in (part.rows, part.messages):
-                for row in rows[(rows["state"] != State.COMPLETED) & np.isin(rows["backend"], known)]:
-                    own.append((int(row["created_ns"]), len(own), _call(part.group, row)))
-        found[one.rank] = [call for _, _, call in sorted(own, key=lambda item: item[:2])]
-    return found
+    return {one.rank: _calls_of(job, one) for one in job.ranks}
+
+
+def _calls_of(job: FlightJob, one: RankDump) -> list[OpenCall]:
+    known = [number for number, backend in enumerate(one.backends) if backend in job.ended_known]
+    own: list[tuple[int, int, OpenCall]] = []
+    for part in job.parts[one.rank]:
+        for rows in (part.rows, part.messages):
+            for row in rows[(rows["state"] != State.COMPLETED) & np.isin(rows["backend"], known)]:
+                own.append((int(row["created_ns"]), len(own), _call(part.group, row)))
+    return [call for _, _, call in sorted(own, key=lambda item: item[:2])]
 
 
 def _call(group: Group, row: Any) -> OpenCall:
@@ -129,7 +136,9 @@ def _call(group: Group, row: Any) -> OpenCall:
 
 
 def unlike(job: FlightJob, rank: int) -> tuple[OpenCall, str, str] | None:
-    """A newest call of a rank that its peers have all made otherwise, and alike: the call, what it asked for, what they did."""
+    """A newest call of a rank that its peers have all made with another size or type, and alike: the call, what it asked for, and
+    what they did.
+    """
     for part in job.parts.get(rank, ()):
         for row in part.rows[-NEWEST:]:
             own, number = _asked(row), int(row["sequence"])
@@ -154,8 +163,9 @@ def _asked(row: Any) -> tuple[int, int, int]:
 
 
 def _differ(own: tuple[int, int, int], peer: tuple[int, int, int]) -> bool:
+    # Another function comes of a call that was left out, or one too many: the engine weighs that.
     if own[0] != peer[0]:
-        return bool(peer[0])
+        return False
     return bool(own[1] and peer[1] and own[1] != peer[1]) or (own[2] >= 0 <= peer[2] and own[2] != peer[2])
 
 

@@ -15,7 +15,7 @@ from ncclwatch.collect.functions import function
 from ncclwatch.ingest.base import IngestError
 from ncclwatch.ingest.flight_recorder_file import read_dump
 from ncclwatch.ingest.flight_recorder_job import FIRST_PID, FlightJob, Group, host_of
-from ncclwatch.ingest.flight_recorder_order import OpenCall, circle, end_of_waits, unlike
+from ncclwatch.ingest.flight_recorder_order import OpenCall, circle, end_of_waits, oldest_open, unlike
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, OperationRef, Verdict, VerdictClass
 from ncclwatch.text import clean, compressed
 
@@ -80,8 +80,8 @@ def amend(job: FlightJob, wording: Wording, verdict: Verdict) -> Verdict:
         trail=tuple(replace(step, text=say(step.text)) for step in verdict.trail),
     )
     verdict = _unlike(job, _inside(job, verdict))
-    verdict = replace(verdict, evidence=(*verdict.evidence, *_lines(job, verdict)))
-    return verdict if verdict.culprits else _nobody(job, verdict)
+    verdict = verdict if verdict.culprits else _nobody(job, verdict)
+    return replace(verdict, evidence=(*verdict.evidence, *_lines(job, verdict)))
 
 
 def _translation(job: FlightJob, wording: Wording) -> Callable[[str], str]:
@@ -170,7 +170,8 @@ def _unlike(job: FlightJob, verdict: Verdict) -> Verdict:
     less go on, and wait in the next call.
     """
     rank = verdict.culprits[0].rank if len(verdict.culprits) == 1 else None
-    found = unlike(job, rank) if verdict.verdict_class is VerdictClass.NOT_ENTERED and rank is not None else None
+    behind = verdict.verdict_class is VerdictClass.NOT_ENTERED and "left-out" not in verdict.rules
+    found = unlike(job, rank) if behind and rank is not None else None
     if found is None:
         return verdict
     call, own, peers = found
@@ -204,6 +205,8 @@ def _nobody(job: FlightJob, verdict: Verdict) -> Verdict:
             confidence=LACKING,
             next_steps=(f"look whether {_ranks(job.missing)} still runs, and where it stands", *verdict.next_steps[:1]),
         )  # fmt: skip
+    if 2 * len(job.missing) > len(job.world):
+        return _too_few(job, verdict, waiting)
     if not job.missing and job.waited_s >= LASTED_S:
         if crossed := circle(job):
             return _crossed(job, verdict, crossed)
@@ -212,6 +215,21 @@ def _nobody(job: FlightJob, verdict: Verdict) -> Verdict:
             return _in_it(replace(verdict, victims=tuple(waiting)), *found)
     alike = "in their newest operations" if job.ended_known else "alike in what they have called, which may or may not be open"
     return replace(verdict, summary=f"{_ranks(waiting)} are all {alike}, and none is behind: {verdict.summary}")
+
+
+def _too_few(job: FlightJob, verdict: Verdict, waiting: Sequence[int]) -> Verdict:
+    """Of most ranks there is no dump: what those wait in of which there is one."""
+    rank, call = next(((rank, call) for rank in waiting if (call := oldest_open(job, rank)) is not None), (waiting[0], None))
+    what = f": the oldest open operation of rank {rank} is {call.text}" if call is not None and call.sequence >= 0 else ""
+    verdict = replace(
+        verdict, victims=tuple(waiting),
+        summary=f"{_ranks(waiting)} may wait for any of {len(job.missing)} ranks of which there is no dump{what}",
+        next_steps=("gather the dumps of all ranks, and give their folder", *verdict.next_steps[:1]),
+    )  # fmt: skip
+    if call is None or call.sequence < 0:
+        return verdict
+    reference = CommunicatorRef(f"{call.group.hash:016x}", len(call.group.ranks), call.group.label)
+    return replace(verdict, operation=OperationRef(function(call.function).name, call.sequence), communicator=reference)
 
 
 def _crossed(job: FlightJob, verdict: Verdict, crossed: Sequence[tuple[int, OpenCall]]) -> Verdict:

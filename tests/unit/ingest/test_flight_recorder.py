@@ -413,3 +413,13 @@ def test_what_was_called_a_moment_ago_is_no_such_end(tmp_path: Path) -> None:
     for file in folder.iterdir():
         os.utime(file, (newest, newest))
     assert not judged(folder).verdict_class.accuses
+
+
+def test_one_dump_of_many_tells_what_its_rank_waits_in(tmp_path: Path) -> None:
+    verdict = judged(stuck_in_a_column().write(tmp_path, without=(1, 2, 3, 4)))
+    assert verdict.verdict_class is VerdictClass.UNKNOWN and not verdict.culprits
+    assert verdict.summary == (
+        "rank 0 may wait for any of 4 ranks of which there is no dump: "
+        "the oldest open operation of rank 0 is AllReduce #5 of process group 3 (dp)"
+    )
+    assert any("train.py:10" in line for line in verdict.evidence)
