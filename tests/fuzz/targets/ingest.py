@@ -70,7 +70,7 @@ def _archives() -> list[bytes]:
     found = [gzip.compress(line * 3), lzma.compress(line * 3), bz2.compress(line * 3)]
     for mode in ("w", "w:gz"):
         out = io.BytesIO()
-        with tarfile.open(fileobj=out, mode=mode) as archive:  # type: ignore[call-overload]
+        with tarfile.open(fileobj=out, mode=mode) as archive:
             member = tarfile.TarInfo("logs/rank_0.log")
             member.size = len(line)
             archive.addfile(member, io.BytesIO(line))
