@@ -74,11 +74,15 @@ def merged(older: NodeBatch, newer: NodeBatch) -> NodeBatch:
         problems=look.problems,
         events=joined(events) if events else None,
         changes=older.changes + newer.changes,
+        ends=older.ends + newer.ends,
+        looks=older.looks + newer.looks,
+        gpus=newer.gpus or older.gpus,
         notes=(older.notes + newer.notes)[-MAX_NOTES:],
         planes=newer.planes or older.planes,
         overhead=newer.overhead or older.overhead,
         network=_both(older.network, newer.network),
         all_flows=newer.all_flows or older.all_flows,
+        paths=newer.paths or older.paths,
         work=(*older.work, *newer.work),
     )
 
