@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import os
-import select
-import socket
-import struct
 import time
-from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
 from ncclwatch.collect.flows import FlowCollector
 from ncclwatch.collect.network import NetworkWatch
 from ncclwatch.model.network import FlowRecord
-from ncclwatch.model.paths import Origin
+from ncclwatch.model.paths import NodeView, Origin
 from ncclwatch.model.state import Direction
-from ncclwatch.paths.flow_map import NodeView, flow_map
+from ncclwatch.pathprobe.capture import capture
+from ncclwatch.paths.flow_map import flow_map, to_capture
+from ncclwatch.paths.pins import Roce, plan_text
 from ncclwatch.paths.ports import ROCE_PORT, rule_of
 from ncclwatch.target.session import TargetProcess
-from testbed.job import available
+from testbed.job import available, build_folder
 from vm.fabric import Fabric
 
 pytestmark = pytest.mark.vm
 
 VERSION = "2.27.5"
-LEAST_S, MOST_S = 3.0, 90.0
+MOST_S = 90.0
+PORTS = {0: (50001, 50002), 1: (50011, 49152)}
+"""The last is the one port whose label must not be its own low bits: those are 0, which would be none."""
 
 
 def test_every_predicted_port_is_on_the_wire(soft_roce: Fabric) -> None:
@@ -35,7 +36,7 @@ def test_every_predicted_port_is_on_the_wire(soft_roce: Fabric) -> None:
     with soft_roce.job(VERSION, 2, count=1 << 16, extra=("--pause-us", "50000"), env=environment) as job:
         records = look(job.pids)
         pairs = remote_pairs(records)
-        seen = capture((soft_roce.a.netdev, soft_roce.b.netdev), set(pairs.values()))
+        seen = caught(soft_roce, pairs)
     network = NetworkWatch("guest", kernel_log=False)
     try:
         nics, namespaces = network.nics_behind(records)
@@ -50,7 +51,53 @@ def test_every_predicted_port_is_on_the_wire(soft_roce: Fabric) -> None:
         five, pair = one.flow.tuple, one.flow.queue_pair
         assert five is not None and pair is not None, one
         assert (one.flow.origin, one.rule, five.destination_port) == (Origin.PREDICTED, rule.name, ROCE_PORT)
-        assert seen[five.source, pairs[five.source, pair]] == {five.source_port}, (one, dict(seen))
+        assert seen[five.source, pairs[five.source, pair]] == {five.source_port}, (one, seen)
+
+
+def test_a_plan_of_ports_is_on_the_wire_and_in_the_map(soft_roce: Fabric, tmp_path: Path) -> None:
+    """Flow labels by the preloaded library: queue pairs that send data leave by the plan's ports, all others as ever."""
+    if not available(VERSION):
+        pytest.skip(f"NCCL {VERSION} is not in the cache")
+    plan, ends = tmp_path / "plan.pins", (soft_roce.a.address, soft_roce.b.address)
+    plan.write_text(plan_text([], [], [Roce(rank, ends[1 - rank], PORTS[rank]) for rank in (0, 1)]))
+    environment = {
+        "NCCL_IB_QPS_PER_CONNECTION": "2", "NCCL_IB_SPLIT_DATA_ON_QPS": "1",
+        "LD_PRELOAD": str(build_folder() / "libncclwatch_pins.so"), "NCCLWATCH_PATH_PINS": str(plan),
+    }  # fmt: skip
+    with soft_roce.job(VERSION, 2, count=1 << 16, extra=("--pause-us", "50000"), env=environment) as job:
+        records = look(job.pids)
+        pairs = remote_pairs(records)
+        seen = caught(soft_roce, pairs)
+    network = NetworkWatch("guest", kernel_log=False)
+    try:
+        nics, namespaces = network.nics_behind(records)
+    finally:
+        network.close()
+    view = NodeView("guest", records, nics, namespaces)
+    wanted, netdevs = to_capture([view])
+    assert netdevs == {soft_roce.a.netdev, soft_roce.b.netdev} and wanted == {
+        (source, there) for (source, _), there in pairs.items()
+    }
+    mapped = flow_map([view], seen)
+    assert {one.flow.origin for one in mapped} == {Origin.SEEN}
+    by_rank = {
+        rank: sorted(one.flow.tuple.source_port for one in mapped if one.flow.tuple and one.flow.rank == rank) for rank in (0, 1)
+    }
+    assert all(len(ports) >= 2 and len(ports) % 2 == 0 for ports in by_rank.values()), by_rank
+    assert by_rank == {rank: sorted(PORTS[rank] * (len(by_rank[rank]) // 2)) for rank in (0, 1)}
+    assert all("the rule both-queue-pairs has port" in one.missing[-1] for one in mapped if one.missing), mapped
+
+
+def caught(fabric: Fabric, pairs: dict[tuple[str, int], int]) -> dict[tuple[str, int], set[int]]:
+    """Source ports in packets to each of these queue pairs; looked at for long enough that each has several."""
+    wanted = {(source, there) for (source, _), there in pairs.items()}
+    netdevs = (fabric.a.netdev, fabric.b.netdev)
+    found: dict[tuple[str, int], set[int]] = {}
+    for _ in range(3):
+        for place, ports in capture(netdevs, wanted, MOST_S).items():
+            found.setdefault(place, set()).update(ports)
+    assert wanted <= found.keys()
+    return found
 
 
 def look(pids: list[int]) -> list[FlowRecord]:
@@ -84,30 +131,3 @@ def remote_pairs(records: list[FlowRecord]) -> dict[tuple[str, int], int]:
             there = ends[channel, peer, rank, connection, Direction.RECV, index]
             found[there.remote, here.queue_pair] = there.queue_pair
     return found
-
-
-def capture(netdevs: tuple[str, ...], wanted: set[int]) -> defaultdict[tuple[str, int], set[int]]:
-    """(source address, destination queue pair) → UDP source ports of RoCE v2 packets, until each wanted pair was sent to.
-
-    The queue pair is bytes 5 to 7 of the base transport header behind UDP (InfiniBand specification, 9.2).
-    """
-    found: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
-    ends = [socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0800)) for _ in netdevs]
-    try:
-        for end, name in zip(ends, netdevs, strict=True):
-            end.bind((name, 0x0800))
-        began = time.monotonic()
-        while time.monotonic() < began + MOST_S:
-            for end in select.select(ends, [], [], 0.5)[0]:
-                data = end.recv(2048)
-                start = (data[0] & 15) * 4
-                source_port, port = struct.unpack_from("!HH", data, start)
-                if data[9] == socket.IPPROTO_UDP and port == ROCE_PORT and len(data) >= start + 20:
-                    pair = int.from_bytes(data[start + 13 : start + 16], "big")
-                    found[socket.inet_ntoa(data[12:16]), pair].add(source_port)
-            if time.monotonic() > began + LEAST_S and wanted <= {pair for _, pair in found}:
-                break
-        return found
-    finally:
-        for end in ends:
-            end.close()
