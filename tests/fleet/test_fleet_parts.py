@@ -57,9 +57,7 @@ def test_what_is_due_waits_for_parts_that_are_heard_again_but_not_for_long(tmp_p
         worker = Worker(bus, ttl_s=2.0)
         until([worker], lambda: len(worker.parts) == len(PIECES), "all parts")
         until([worker], lambda: all(part.follower.current for part in worker._heard.values()), "all that was said")
-        server.kill()
-        server.start()
-        until([worker], lambda: not all(part.follower.current for part in worker._heard.values()), "the broken connection")
+        # As after a connection that broke, until the server has said how much there is.
         worker._heard["3"].follower.close()
         worker._heard["3"].follower._current = False
         worker._next_flush = time.monotonic() - 1.0
