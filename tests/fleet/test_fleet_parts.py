@@ -12,7 +12,7 @@ from nats.js import api
 from fleet.servers import running
 from fleet.simulated import Agents
 from ncclwatch.fleet.connection import Connection
-from ncclwatch.fleet.worker import LEVEL_S, PIECES, UNMAPPED, Worker
+from ncclwatch.fleet.worker import PIECES, UNMAPPED, Worker
 from ncclwatch.messaging import subjects
 from ncclwatch.messaging.bus_keys import Access
 from ncclwatch.messaging.nats_stream import ensure_stream
@@ -50,21 +50,6 @@ def test_each_worker_reads_its_own_part_alone_and_takes_over_where_another_was(t
         until(workers, lambda: read[0].batches + read[1].batches >= agents.sent, "all that was said")
         assert read[0].batches + read[1].batches == agents.sent and read[0].missed + read[1].missed == 0
         workers[0].close()
-
-
-def test_what_is_due_waits_for_parts_that_are_heard_again_but_not_for_long(tmp_path: Path) -> None:
-    with running(tmp_path / "nats") as server, Connection(Access(server.address)) as bus:
-        worker = Worker(bus, ttl_s=2.0)
-        until([worker], lambda: len(worker.parts) == len(PIECES), "all parts")
-        until([worker], lambda: all(part.follower.current for part in worker._heard.values()), "all that was said")
-        # As after a connection that broke, until the server has said how much there is.
-        worker._heard["3"].follower.close()
-        worker._heard["3"].follower._current = False
-        worker._next_flush = time.monotonic() - 1.0
-        assert not worker._is_due()
-        worker._next_flush = time.monotonic() - LEVEL_S
-        assert worker._is_due()
-        worker.close()
 
 
 def test_without_a_mapping_one_worker_hears_all(tmp_path: Path) -> None:

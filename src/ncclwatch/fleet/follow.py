@@ -66,18 +66,12 @@ class Follower:
         self._nbytes, self._max_bytes = 0, max_bytes
         self.caught_up = False
         """Whether everything that was in the stream has been handed on once."""
-        self._current, self._connections = False, -1
         self._stop = connection.spawn(self._run())
 
     @property
     def next(self) -> int:
         """The sequence number that what is taken next has at least."""
         return self._found[0].sequence if self._found else self._next
-
-    @property
-    def current(self) -> bool:
-        """Whether everything that was in the stream has come since the connection was made last."""
-        return self._current and self._connection.client.stats["reconnects"] == self._connections
 
     def take(self, limit: int) -> list[Message]:
         """Messages that have come, at most so many."""
@@ -114,7 +108,7 @@ class Follower:
 
     async def _follow(self) -> None:
         client = self._connection.client
-        self._current, self._connections = False, client.stats["reconnects"]
+        connections = client.stats["reconnects"]
         last = (await self._connection.jetstream.stream_info(self._stream)).state.last_seq
         # What it holds behind its end will be new, whatever its numbers.
         self._next = min(self._next, last + 1)
@@ -122,7 +116,7 @@ class Follower:
         expected = 1
         try:
             self._note_end(await subscription.consumer_info())
-            while client.stats["reconnects"] == self._connections:
+            while client.stats["reconnects"] == connections:
                 if len(self._found) >= MAX_WAITING or self._nbytes > self._max_bytes:
                     await asyncio.sleep(AGAIN_S / 10)
                     continue
@@ -144,7 +138,7 @@ class Follower:
 
     def _note_end(self, info: api.ConsumerInfo) -> None:
         if info.num_pending == 0:
-            self.caught_up = self._current = True
+            self.caught_up = True
             self._bell.set()
 
     async def _leave(self, subscription: Any) -> None:
@@ -168,4 +162,4 @@ class Follower:
         self._nbytes += len(message.data)
         self._next, self._from = about.sequence.stream + 1, None
         if about.num_pending == 0:
-            self.caught_up = self._current = True
+            self.caught_up = True

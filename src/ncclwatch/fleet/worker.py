@@ -45,8 +45,6 @@ PER_STEP = 128
 PER_CALL = 512
 """Messages that are on their way to the server at once."""
 RETRY_S = 0.2
-LEVEL_S = 5.0
-"""So long at most what is due waits for parts that are not heard as far as the others yet."""
 SHARE_OF_PAYLOAD = 0.9
 """Of what the server takes in one message: headers need the rest."""
 SWEEP_S = 60.0
@@ -123,18 +121,11 @@ class Worker:
         self._take_share()
         if not self._unsent:
             self._hear(timeout_s)
-        if self._is_due() and (not self._unsent or not self._send()):
+        if time.monotonic() >= self._next_flush and (not self._unsent or not self._send()):
             self._flush()
         if time.monotonic() >= self._next_sweep:
             self._next_sweep = time.monotonic() + SWEEP_S
             self.hearing.directory.forget(time.time_ns())
-
-    def _is_due(self) -> bool:
-        """Whether it is time to send on. After a connection broke parts are heard again one after the other: a judge must not see
-        some nodes as they are and some as they were, so the others are waited for, but not for long.
-        """
-        late = time.monotonic() - self._next_flush
-        return late >= LEVEL_S or (late >= 0 and all(part.follower.current for part in self._heard.values()))
 
     # --- its share -----------------------------------------------------------------------------------------------------
 
@@ -194,12 +185,11 @@ class Worker:
                     self.lines.tell("claim", f"a claim makes no sense: {error.message}")
 
     def _hear(self, timeout_s: float) -> None:
-        now = time.monotonic()
-        due = self._next_flush if self._next_flush > now else now + RETRY_S
         if not any(len(part.follower) for part in self._heard.values()):
-            self._bell.wait(min(timeout_s, due - now))
+            rest = min(timeout_s, max(0.0, self._next_flush - time.monotonic()))
+            self._bell.wait(rest)
         self._bell.clear()
-        until = min(time.monotonic() + timeout_s, due)
+        until = min(time.monotonic() + timeout_s, self._next_flush)
         more = True
         while more and time.monotonic() < until:
             more = False
