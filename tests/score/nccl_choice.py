@@ -37,7 +37,7 @@ PLAYED = (
 )  # fmt: skip
 NODES = (4, 2)
 """Ranks of a node: one node of four, two of two."""
-SIZES = ((8, 8), (1 << 16, 4 << 20), (1 << 20, 64 << 20))
+SIZES = ((8, 8), (1 << 16, 4 << 20), (1 << 20, 16 << 20))
 """Bytes of activations and of gradients."""
 
 
