@@ -87,7 +87,7 @@ def cast(scenario: Scenario, ranks_per_node: int, nbytes: tuple[int, int], nccl:
 
 def choose(scenarios: Sequence[Scenario], releases: Sequence[str]) -> Iterator[tuple[Scenario, str, int, tuple[int, int]]]:
     """What is played: each scenario on each kind of node that can play it, releases and sizes by turns."""
-    turns = itertools.cycle(itertools.product(SIZES, releases))
+    turns = zip(itertools.cycle(SIZES), itertools.cycle(releases), strict=False)
     for scenario, ranks_per_node in itertools.product(scenarios, NODES):
         on_nodes = replace(scenario, layout=replace(scenario.layout, ranks_per_node=ranks_per_node))
         if not obstacle(on_nodes, releases[0], Transport.P2P):
@@ -171,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     options.save.mkdir(parents=True, exist_ok=True)
     releases = options.nccl.split(",")
-    scenarios = {scenario.name: scenario for scenario in load_all(Path(__file__).resolve().parent.parent / "scenarios", "quick")}
+    scenarios = {scenario.name: scenario for scenario in load_all(Path(__file__).resolve().parent.parent / "scenarios", "")}
     for nccl in releases:
         build(nccl)
     judged, failed = list[Judged](), 0
