@@ -190,6 +190,8 @@ def ring_before(case: Case) -> Iterator[Wait]:
 def _may_wait_inside(case: Case) -> Iterator[tuple[Member, bool]]:
     """Of ranks at which the waits end the idle ones, and those that have begun nothing of what they show; which of the two."""
     for sink in case.sinks:
+        if sink.is_cycle and not any(is_begun(case.job, wait) for wait in sink.inside):  # All of them wait somewhere else.
+            yield from ((case.job.member(node.index), False) for node in sink.nodes if isinstance(node, RankNode))
         member = sink.member
         if member is not None and not member.halted and all(_gpu_not_begun(case.job, member, mark) for mark in sink.stalls):
             yield member, not sink.stalls
@@ -216,13 +218,13 @@ def _enough_pairs(waiting: Sequence[int], behind: Sequence[int]) -> list[tuple[i
 
 def _counts(group: Group) -> dict[int, int]:
     """Collectives that each rank has called by NCCL's counts, where those can be compared."""
-    counts = ((rank, launched(member, own)) for rank, (member, own) in group.members.items())
-    return {rank: count for rank, count in counts if count is not None}
+    return {rank: count for rank, (member, own) in group.members.items() if (count := launched(member, own)) is not None}
 
 
 def _counted(case: Case, group: Group, own: int, rank: int, counts: Mapping[int, int]) -> Wait:
-    detail = f"{counts[own]} calls there, {counts[rank]} by that one"
-    return _wait(case, group, group.members[own][0], rank, Why.NOT_CALLED, detail)
+    return _wait(
+        case, group, group.members[own][0], rank, Why.NOT_CALLED, f"{counts[own]} calls there, {counts[rank]} by that one"
+    )
 
 
 def _messages_owed(case: Case, members: Sequence[Member]) -> Iterator[Wait]:
