@@ -222,9 +222,8 @@ def _counts(group: Group) -> dict[int, int]:
 
 
 def _counted(case: Case, group: Group, own: int, rank: int, counts: Mapping[int, int]) -> Wait:
-    return _wait(
-        case, group, group.members[own][0], rank, Why.NOT_CALLED, f"{counts[own]} calls there, {counts[rank]} by that one"
-    )
+    detail = f"{counts[own]} calls there, {counts[rank]} by that one"
+    return _wait(case, group, group.members[own][0], rank, Why.NOT_CALLED, detail)
 
 
 def _messages_owed(case: Case, members: Sequence[Member]) -> Iterator[Wait]:
@@ -256,12 +255,11 @@ def not_begun(case: Case) -> Iterator[Retraction]:
     """Waits in operations that the waiter has not begun: its GPU has produced nothing, or its data for another operation lies
     unread, or its peer has the same receive open and was not kept by that from the collective. One wait of a cycle stays.
     """
-    job = case.job
     for sink in filter(attrgetter("is_cycle"), case.sinks):
-        idle = [wait for wait in sink.inside if not is_begun(job, wait)]
+        idle = [wait for wait in sink.inside if not is_begun(case.job, wait)]
         at_hand = {wait.target for wait in sink.inside if wait.why is Why.FULL and not wait.key.point_to_point}
         elsewhere = [wait for wait in sink.inside if wait.weak and wait.waiter in at_hand]
-        for doubtful in (idle, elsewhere, _called_later(job, sink)):
+        for doubtful in (idle, elsewhere, _called_later(case.job, sink)):
             if 0 < len(doubtful) < len(sink.inside):
                 yield from map(Retraction, doubtful)
                 break
