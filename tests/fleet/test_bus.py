@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import nats
@@ -90,6 +91,9 @@ def test_orders_and_the_clock_reach_an_agent(nats_server: NatsServer) -> None:
 
         bench.until(ordered, "an order, and the clock")
         assert orders[0].pids
+        # An order to look is no order to count.
+        bench.hub.order(sender.life, replace(orders[0], number=1 << 20, look=True))
+        bench.until(lambda: ordered() and orders[-1].look, "an order to look")
         offset, error = sender.link.status.clock_offset_ns, sender.link.status.clock_error_ns
         assert offset is not None and error is not None and abs(offset) <= error
 

@@ -17,8 +17,10 @@ VICTIM = 1
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_full_pool_is_seen_in_memory_and_told_with_the_verdict(version: str) -> None:
-    ahead = ("--burst", "4000", "--fault", f"stall_proxy:rank={VICTIM},at=0")
-    with Job(nccl=version, ranks=2, count=64, extra=ahead, wait_for="ready") as job:
+    # A proxy falls asleep where it has nothing to do. While the GPUs compute the first launch has it wait; the others come then.
+    ahead = ("--burst", "4000", "--burst-after-us", "2000000", "--compute-us", "4000000")
+    asleep = ("--fault", f"stall_proxy:rank={VICTIM},at=0")
+    with Job(nccl=version, ranks=2, count=64, extra=ahead + asleep, wait_for="ready") as job:
         target = TargetProcess.open(job.pid(VICTIM))
         wait_until("a full pool", lambda: [one.proxy_pool_full for one in target.sample().communicators] == [True], 120)
         other = TargetProcess.open(job.pid(1 - VICTIM))

@@ -123,14 +123,17 @@ def test_a_path_that_stands_still_is_probed_by_zero_payload_writes(soft_roce: Fa
             answers: list[PathAnswer] = []
             try:
                 session.start(job.pids, calls=False)
-                deadline = time.monotonic() + 120
-                while not answers and time.monotonic() < deadline:
-                    update = session.step(until=deadline)
+                began = time.monotonic()
+                # While programs are still being loaded, an emulated machine is too slow for the ends to agree on queue pairs: TCP
+                # answers then, and the path is probed again when it has stood for longer.
+                while not any(one.kind == "rdma" for one in answers) and time.monotonic() < began + 300:
+                    update = session.step(until=began + 300)
                     notes += update.notes
-                    answers += [flow.path for flow in update.flows if flow.path is not None]
+                    answers += [flow.path for flow in update.flows if flow.path is not None and flow.path not in answers]
             finally:
                 session.close()
-            print(*notes, *answers, sep="\n")
-            assert answers and answers[0].alive and answers[0].kind == "rdma" and answers[0].round_trip_us, (answers, notes)
+            print(f"after {time.monotonic() - began:.0f} s", *notes, *answers, sep="\n")
+            assert answers and answers[-1].kind == "rdma" and answers[-1].round_trip_us, (answers, notes)
+            assert all(one.alive for one in answers), answers
     finally:
         soft_roce.unlimited()

@@ -207,7 +207,7 @@ def _hosts(watch: Watch) -> Sequence[str]:
 
 def _engine(complete_hosts: Sequence[str], network: NetworkMemory) -> Engine:
     from ncclwatch.engine.case import Known
-    from ncclwatch.engine.diagnose import diagnose, judge_jobs
+    from ncclwatch.engine.diagnose import NOTHING_OBSERVED, judge_jobs
     from ncclwatch.engine.patience import Patience
     from ncclwatch.engine.topology.namer import name_places
     from ncclwatch.knowledge.match import informed
@@ -216,7 +216,7 @@ def _engine(complete_hosts: Sequence[str], network: NetworkMemory) -> Engine:
     def engine(series: Series, patience_s: float) -> list[Verdict]:
         known = Known(patience=Patience(patience_s, adaptive=False), complete_hosts=frozenset(complete_hosts), network=network)
         processes = by_place(samples[-1] for samples in series if samples)
-        found = name_places(judge_jobs(series, known)) or [diagnose(series, known)]
+        found = name_places(judge_jobs(series, known)) or [NOTHING_OBSERVED]
         return [informed(verdict, processes) for verdict in found]
 
     return engine

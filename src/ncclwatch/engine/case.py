@@ -28,6 +28,7 @@ from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.patience import CREATION_S, Patience
 from ncclwatch.engine.transfers import Transfers
+from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.verdict import Culprit, LinkRef, OperationRef, VerdictClass
 
 T = TypeVar("T")
@@ -265,13 +266,15 @@ class Known:
     """What is known about the jobs besides their samples.
 
     ``patience``: how long nothing must have moved before a rank is accused on the evidence of waits alone (``None``: no time at
-    all); ``creation_patience_s``: the same for the creation of a communicator. ``complete_hosts``: hosts on which every NCCL
+    all); ``creation_patience_s``: the same for the creation of a communicator, at least as long as those who wait in it were seen
+    to need before they came (``prepared``, seconds by process). ``complete_hosts``: hosts on which every NCCL
     process was looked at. ``silent``: (communicator's hash, rank in it) of ranks whose node has fallen silent: they are not seen,
     which says nothing of them.
     """
 
     patience: Patience | None = None
     creation_patience_s: float = CREATION_S
+    prepared: dict[ProcessKey, float] = field(default_factory=dict)
     complete_hosts: Collection[str] = frozenset()
     silent: Collection[tuple[int, int]] = frozenset()
     ledger: Ledger | None = None

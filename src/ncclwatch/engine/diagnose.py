@@ -24,6 +24,9 @@ from ncclwatch.model.verdict import Verdict, VerdictClass
 MOST_ROUNDS = 256
 """Bound: times that the graph is solved at most: in a pipeline every stage may lead to the next, twice over."""
 
+NOTHING_OBSERVED = Verdict(
+    VerdictClass.UNKNOWN, "no NCCL process is observed", next_steps=("run `ncclwatch ps` on the job's node",)
+)
 _BY_STRATUM = {stratum: tuple(rules) for stratum, rules in groupby(RULES, lambda rule: rule.stratum)}
 
 
@@ -41,12 +44,9 @@ def judge_jobs(samples: Sequence[Sequence[ProcessSample]], known: Known | None =
 
 
 def diagnose(samples: Sequence[Sequence[ProcessSample]], known: Known | None = None) -> Verdict:
-    """The worst verdict of :func:`judge_jobs`; ``UNKNOWN`` when no process was observed."""
+    """The worst verdict of :func:`judge_jobs`; ``NOTHING_OBSERVED`` without processes."""
     with collector_at_rest():  # The jobs are gone when it is left, and the collector need not walk them.
-        worst = next((verdict for _, verdict in judge_jobs(samples, known)), None)
-    return worst or Verdict(
-        VerdictClass.UNKNOWN, "no NCCL process was observed", next_steps=("run `ncclwatch ps` on the job's node",)
-    )
+        return next((verdict for _, verdict in judge_jobs(samples, known)), NOTHING_OBSERVED)
 
 
 def _judge(job: Job, known: Known, loners: Sequence[Member]) -> Verdict:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.collect.ledger import Ledger, Place, Process
 from ncclwatch.engine.case import Known
-from ncclwatch.engine.diagnose import judge_jobs
+from ncclwatch.engine.diagnose import NOTHING_OBSERVED, judge_jobs
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.slow.watch import SlowWatch
@@ -24,8 +24,6 @@ from ncclwatch.model.verdict import Verdict, VerdictClass
 
 UNSEEN_ROUNDS = 60
 """Bound: rounds; calls are forgotten of whom was not seen twice, so far apart: they are heard before a process is first seen."""
-
-NOTHING_OBSERVED = Verdict(VerdictClass.UNKNOWN, "no NCCL process is observed")
 
 
 class Recovery(NamedTuple):
@@ -81,6 +79,8 @@ class LiveDiagnosis:
         """Take a sample of every process there is; the verdict that stands. One that has ended is a sample with state ``X``."""
         present = {sample.process.key for sample in samples}
         ended = [self._series.pop(key)[-1].process for key in self._series.keys() - present]
+        for key in self.known.prepared.keys() - present:
+            del self.known.prepared[key]
         # A pid may be another's by now.
         self._forget({self._process(info) for info in ended} - {self._process(sample.process) for sample in samples})
         self._forget_unseen(samples)
@@ -88,7 +88,10 @@ class LiveDiagnosis:
         for sample in samples:
             seen = records[self._process(sample.process)] if records else None
             counted = sample if sample.calls_seen == seen else replace(sample, calls_seen=seen)
-            self._series[sample.process.key] = _followed(self._series.get(sample.process.key, ()), counted)
+            kept = self._series.get(sample.process.key, ())
+            if kept and sample.communicators and not kept[-1].communicators:
+                self.known.prepared[sample.process.key] = (sample.time_ns - kept[0].time_ns) / 1e9
+            self._series[sample.process.key] = _followed(kept, counted)
         self.namer.note_samples(samples)
         self._note_counts(self._previous)
         self._previous = list(samples)

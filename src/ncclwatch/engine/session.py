@@ -261,7 +261,9 @@ class DiagnosisSession:
                 add_network(said, _without(silent, now_ns, verdict)) for verdict in (standing, *diagnosis.verdicts[1:])
             ]
             update.orders += self._ordering.orders(diagnosis.judged, countable, now_ns)
-        self.windows = update.windows = _windows(heard)
+        windows = (window for node in heard for window in node.windows)
+        by_rank = sorted(windows, key=lambda w: (w.rank is None, w.rank or 0, w.process.host, w.process.pid))
+        self.windows = update.windows = by_rank
         update.verdicts = self.verdicts
         accusing = {verdict.id: verdict for verdict in self.verdicts if verdict.verdict_class.accuses}
         update.told = [verdict for number, verdict in accusing.items() if number not in self._standing]
@@ -398,14 +400,6 @@ def _without(silent: Sequence[Node], now_ns: int, verdict: Verdict) -> Verdict:
     if len(silent) > len(lines):
         lines.append(f"{len(silent) - len(lines)} more nodes are silent")
     return replace(verdict, unobserved=(*lines, *verdict.unobserved))
-
-
-def _windows(heard: Sequence[Node]) -> list[RankWindow]:
-    """The newest windows of all nodes, by rank."""
-    if len(heard) == 1:
-        return list(heard[0].windows)
-    found = [window for node in heard for window in node.windows]
-    return sorted(found, key=lambda w: (w.rank is None, w.rank or 0, w.process.host, w.process.pid))
 
 
 def _joined(found: Sequence[PlaneState], nodes: int) -> PlaneState:

@@ -16,6 +16,7 @@ from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, RankNode
 from ncclwatch.engine.evidence.kernel import Census
 from ncclwatch.engine.graph import Sink, victims_of
 from ncclwatch.engine.job import Group, Member
+from ncclwatch.engine.patience import LONGEST_PATIENCE_S
 from ncclwatch.model.state import Communicator
 from ncclwatch.model.verdict import Culprit, VerdictClass
 
@@ -169,7 +170,10 @@ def creation(case: Case) -> Iterator[Hypothesis]:
     by_rank = {member.info.rank: member for member in others if member.info.world_size == group.nranks}
     found = {rank: by_rank[rank] for rank in group.missing if rank in by_rank}
     supports = tuple(told(line) for line in _creation_lines(case, group, found))
-    if case.still < case.known.creation_patience_s or not found:
+    # Ranks of a job need about the same time before they come: imports, a checkpoint, a busy machine.
+    prepared = max(case.known.prepared.get(member.info.key, 0.0) for member, _ in group.members.values())
+    patience_s = case.known.creation_patience_s
+    if case.still < (patience_s and max(patience_s, min(prepared, LONGEST_PATIENCE_S))) or not found:
         yield nobody(Cause.CREATING, supports, group=group.id)
         return
     suspects = [

@@ -191,7 +191,7 @@ class JudgeHub:
         agent = self._agent(number)
         if agent is None or not self._connection.connected:
             return False
-        self._ask(agent, CountWork(order.number, list(order.pids), order.standing))
+        self._ask(agent, CountWork.of(order))
         return True
 
     def ease(self, number: str, *, well: bool, narrow: bool = False) -> None:

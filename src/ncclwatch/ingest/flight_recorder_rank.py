@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ class State(IntEnum):
     COMPLETED = 2
 
 
+_NUMBER_OF_GROUP = itemgetter("pg_id")
 _STATES = {"scheduled": State.SCHEDULED, "started": State.STARTED, "completed": State.COMPLETED}
 
 ENTRY_DTYPE = np.dtype(
@@ -109,6 +111,8 @@ def read_rank(dump: Dump, rank: int, least: int = LEAST_KEPT) -> RankDump:
         where = f"entry {at} of the newest of each group"
         raise IngestError(f"{clean(str(dump.path), 160)}: {where} is no entry of a dump: {clean(str(error), 80)}") from error
     _close_coalesced(rows)
+    if _over_all_groups(rows):
+        _number_by_group(dump, rows, reader)
     whole = not dump.entries or dump.entries[0].get("record_id") == 0
     found_rank = RankDump(
         rank, dump.path, rows, _known(dump, rank, reader, members), members, whole, newest, expires, begun_known, dump.written_ns,
@@ -119,13 +123,36 @@ def read_rank(dump: Dump, rank: int, least: int = LEAST_KEPT) -> RankDump:
     return found_rank
 
 
+def _over_all_groups(rows: NDArray[Any]) -> bool:
+    """Whether numbers run over all groups of a rank together, as those of torchcomms do (``FlightRecorder::record``,
+    comms/torchcomms/hooks/fr/FlightRecorder.cpp). Numbers by group cannot grow from each call to the next where a group is called
+    again after another: its own next number is one more, and leaves no room between.
+    """
+    newest = rows[-KEPT_OF_A_GROUP:]
+    newest = newest[~newest["message"]]
+    turns = int(np.count_nonzero(np.diff(newest["group"].astype(np.int64))))
+    grow = bool((np.diff(newest["sequence"]) > 0).all())
+    return grow and turns >= max(2, len(np.unique(newest["group"])))
+
+
+def _number_by_group(dump: Dump, rows: NDArray[Any], reader: _Reader) -> None:
+    """Number the calls of each group by themselves, from 1. Raises :class:`IngestError` where older ones are overwritten: nobody
+    knows then how many of them were of which group.
+    """
+    if dump.entries[0].get("record_id") != 0:
+        where = clean(str(dump.path), 160)
+        raise IngestError(f"{where}: its numbers run over all groups (torchcomms), and its oldest entries are overwritten")
+    called = Counter(map(_group_of, dump.entries))
+    for group, number in reader.groups.items():
+        own = np.flatnonzero((rows["group"] == number) & ~rows["message"])
+        rows["sequence"][own] = np.arange(called[group] - len(own) + 1, called[group] + 1)
+
+
 def _newest(entries: Sequence[Mapping[str, Any]], least: int) -> tuple[list[Mapping[str, Any]], set[GroupName]]:
     """The newest entries of each group, in their order, and the groups of which there are more."""
     if len(entries) <= max(least, KEPT_OF_A_GROUP):
         return list(entries), set()
-    groups: list[Any] = [entry.get("process_group") for entry in entries]
-    if type(groups[0]) is not tuple:
-        groups = [_group_of(entry) for entry in entries]
+    groups = _groups_of(entries)
     numbers = Counter(groups)
     each = max(least // len(numbers), KEPT_OF_A_GROUP)
     missing = {group: min(number, each) for group, number in numbers.items()}
@@ -140,6 +167,15 @@ def _newest(entries: Sequence[Mapping[str, Any]], least: int) -> tuple[list[Mapp
     kept.reverse()
     cut = (group for group, number in numbers.items() if number > each)
     return kept, {_group_of(entries[groups.index(group)]) for group in cut}
+
+
+def _groups_of(entries: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """What tells the group of each entry: PyTorch's own number of it where all have one, which is quickest, else its name."""
+    try:
+        found: list[Any] = list(map(_NUMBER_OF_GROUP, entries))
+    except KeyError:
+        found = []
+    return found if set(map(type, found)) == {int} else [_group_of(entry) for entry in entries]
 
 
 def _known(dump: Dump, rank: int, reader: _Reader, members: Mapping[str, tuple[int, ...]]) -> list[GroupName]:

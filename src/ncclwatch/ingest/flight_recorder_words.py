@@ -15,6 +15,7 @@ from ncclwatch.collect.functions import function
 from ncclwatch.ingest.base import IngestError
 from ncclwatch.ingest.flight_recorder_file import read_dump
 from ncclwatch.ingest.flight_recorder_job import FIRST_PID, FlightJob, Group, host_of
+from ncclwatch.ingest.flight_recorder_order import OpenCall, circle
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, OperationRef, Verdict, VerdictClass
 from ncclwatch.text import clean, compressed
 
@@ -27,6 +28,9 @@ LASTED_S, LACKING, ALL_INSIDE = 5.0, 0.4, 0.6
 """Chosen: seconds after which a missing dump is worth a word, as the engine's patience; and how sure that is: by elimination. How
 sure it is that those are at fault who are together in an operation that does not end.
 """
+CROSSED = 0.6
+"""Chosen: how sure it is that who is at fault has called in another order: a GPU may have more than one operation begun."""
+NOT_BEGUN = "which of its open operations each GPU is in: the oldest is taken for it (TORCH_NCCL_ENABLE_TIMING tells)"
 NO_DUMP = "stopped, ended, cut off, or not asked"
 FRAMES = 2
 """Bound: lines of a program that are told of one call."""
@@ -169,8 +173,35 @@ def _nobody(job: FlightJob, verdict: Verdict) -> Verdict:
             confidence=LACKING,
             next_steps=(f"look whether {_ranks(job.missing)} still runs, and where it stands", *verdict.next_steps[:1]),
         )  # fmt: skip
+    crossed = circle(job) if job.waited_s >= LASTED_S else []
+    if crossed:
+        return _crossed(job, verdict, crossed)
     alike = "in their newest operations" if job.ended_known else "alike in what they have called, which may or may not be open"
     return replace(verdict, summary=f"{_ranks(waiting)} are all {alike}, and none is behind: {verdict.summary}")
+
+
+def _crossed(job: FlightJob, verdict: Verdict, crossed: Sequence[tuple[int, OpenCall]]) -> Verdict:
+    """Ranks that wait for each other, as nobody is behind: by the order in which each has called what is open."""
+    ranks = [rank for rank, _ in crossed]
+    evidence = []
+    for at, (rank, own) in enumerate(crossed):
+        other, inside = crossed[(at + 1) % len(crossed)]
+        evidence.append(f"rank {rank} is in {own.text}, which rank {other} has called only behind {inside.text}")
+    culprits = tuple(
+        Culprit(
+            rank, own.group.places[rank], "", None, None, reason=f"waits in {own.text}, its oldest that is open",
+            operation=OperationRef(function(own.function).name, own.sequence),
+            communicator=CommunicatorRef(f"{own.group.hash:016x}", len(own.group.ranks), own.group.label),
+        ) for rank, own in crossed
+    )  # fmt: skip
+    others = {one.rank for one in job.ranks if any(job.is_open(one, part.rows) for part in job.parts[one.rank])} - set(ranks)
+    return replace(
+        verdict, verdict_class=VerdictClass.DEADLOCK, culprits=culprits, victims=tuple(sorted(others)), confidence=CROSSED,
+        summary=f"{_ranks(sorted(ranks))} wait for each other: they have called operations of several groups in different orders",
+        operation=culprits[0].operation, communicator=culprits[0].communicator, evidence=(*evidence, *verdict.evidence),
+        unobserved=(NOT_BEGUN, *verdict.unobserved),
+        next_steps=("make every rank call the operations of these groups in one order",),
+    )  # fmt: skip
 
 
 def _lasted(job: FlightJob) -> bool:

@@ -1,4 +1,4 @@
-"""Which files are records of which tool: told by content, in whatever files and folders were named."""
+"""Which files are records of which tool: told by content, in whatever files, folders and archives were named."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ from pathlib import Path
 
 from ncclwatch.ingest.base import HEAD_BYTES, Format, Ingested, IngestError
 from ncclwatch.ingest.formats import FORMATS
+from ncclwatch.ingest.packed import Unpacking, kind_of
 from ncclwatch.text import clean
 
 MOST_FILES, DEEPEST = 65_536, 6
 """Bound: files that are looked at in folders, and folders in folders."""
+NESTED = 2
+"""Bound: archives in archives."""
 
 
 @dataclass(slots=True)
 class Found:
-    """Files by their format; ``unknown``: files of none."""
+    """Files by their format; ``unknown``: files of none. ``unpacked`` holds what archives had in them."""
 
     files: dict[str, list[Path]] = field(default_factory=dict)
     unknown: list[Path] = field(default_factory=list)
+    unpacked: Unpacking | None = None
+
+    @property
+    def problems(self) -> list[str]:
+        """Archives that could not be unpacked, a line each."""
+        return self.unpacked.problems if self.unpacked is not None else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +42,40 @@ class Record:
 
 def format_of(path: Path, formats: Sequence[Format] = FORMATS) -> Format | None:
     """The format of a file, ``None`` where it is of none, or cannot be read."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
-    except OSError:
-        return None
+    head = _head(path)
     return next((one for one in formats if head and one.recognises(head, path)), None)
 
 
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(HEAD_BYTES)
+    except OSError:
+        return b""
+
+
 def find(paths: Sequence[Path], formats: Sequence[Format] = FORMATS) -> Found:
-    """The files among paths and in the folders among them. Files that nobody named and nobody knows are left out."""
+    """The files among paths and in the folders and archives among them. Files that nobody named and nobody knows are left out."""
     found = Found()
     for path in paths:
         for file in files_in(path) if path.is_dir() else (path,):
-            known = format_of(file, formats)
-            if known is not None:
-                found.files.setdefault(known.name, []).append(file)
-            else:
+            if not _take(found, file, formats, NESTED):
                 found.unknown.append(file)
     return found
+
+
+def _take(found: Found, file: Path, formats: Sequence[Format], nested: int) -> bool:
+    """Whether a file is of any format, or an archive of such files."""
+    head = _head(file)
+    known = next((one for one in formats if head and one.recognises(head, file)), None)
+    if known is not None:
+        found.files.setdefault(known.name, []).append(file)
+        return True
+    if not nested or not kind_of(head):
+        return False
+    found.unpacked = found.unpacked or Unpacking()
+    taken = [_take(found, inner, formats, nested - 1) for inner in found.unpacked.files(file)]
+    return True in taken
 
 
 def files_in(folder: Path) -> Iterator[Path]:
@@ -78,7 +102,7 @@ def read(found: Found, formats: Sequence[Format] = FORMATS) -> tuple[list[Record
     Raises :class:`IngestError` when nothing could be read at all.
     """
     records: list[Record] = []
-    problems: list[str] = []
+    problems: list[str] = [*found.problems]
     for one in formats:
         files = found.files.get(one.name)
         if not files:

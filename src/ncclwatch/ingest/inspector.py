@@ -3,7 +3,10 @@
 Only what has ended is in it, of what is larger than 8 KiB, and the newest 1,024 between two dumps: what is not there proves
 nothing. So the records end with the newest operation, and no job is ever taken to stand still. Operations say how long each GPU
 was in them; lines of NCCL_INSPECTOR_DUMP_VERBOSE=1 also say when, and when the host called. Source:
-``plugins/profiler/inspector/inspector_json.cc`` (v2.30.7; ``ext-profiler/inspector`` before), output format v4.0.
+``plugins/profiler/inspector/inspector_json.cc`` (v2.30.7; ``ext-profiler/inspector`` before), output format v4.0. From v4.1 on
+each dump of a communicator begins with a line ``dump_stats`` of what was overwritten; v4.2 adds ``coll_algo`` and
+``coll_proto``; from v4.3 on the lines below ``dump_stats`` may have no header of their own. Lines of proxies and of API calls
+(``proxy_trace``, ``coll_api``, …) are passed over.
 """
 
 from __future__ import annotations
@@ -70,6 +73,8 @@ def _notes(reader: InspectorReader) -> Iterator[str]:
         yield f"{reader.dropped} older operations are not looked at"
     if reader.gaps:
         yield f"{reader.gaps} operations are missing between others: they were small, or came too fast"
+    if reader.overwritten:
+        yield f"{reader.overwritten} operations were overwritten before the Inspector wrote them: raise its ring's size"
     if not reader.timed:
         yield f"not in these files: {NO_TIMES}"
 

@@ -51,6 +51,22 @@ class _Trace(msgspec.Struct):
     kernel_events: Annotated[list[_Kernel], msgspec.Meta(max_length=1024)] = msgspec.field(default_factory=list)
 
 
+class _Child(msgspec.Struct):
+    """A channel's kernel, or a proxy's operation, where a line holds them as children of the operation."""
+
+    event_trace_ts: _Kernel | None = None
+
+
+_Children = Annotated[list[_Child], msgspec.Meta(max_length=4096)]
+
+
+class _Stats(msgspec.Struct):
+    """What stands before the operations of one dump of a communicator (v4.1 and later)."""
+
+    coll_dropped_total: _Time = 0
+    p2p_dropped_total: _Time = 0
+
+
 class _Collective(msgspec.Struct):
     coll: _Word
     coll_sn: _Time
@@ -58,6 +74,7 @@ class _Collective(msgspec.Struct):
     coll_msg_size_bytes: _Time = 0
     coll_timing_source: _Word = ""
     event_trace_ts: _Trace | None = None
+    events: _Children = []
 
 
 class _Message(msgspec.Struct):
@@ -67,11 +84,13 @@ class _Message(msgspec.Struct):
     p2p_peer: int = -1
     p2p_msg_size_bytes: _Time = 0
     event_trace_ts: _Trace | None = None
+    events: _Children = []
 
 
 class _Line(msgspec.Struct):
-    header: _Header
-    metadata: _Metadata
+    header: _Header | None = None
+    metadata: _Metadata | None = None
+    dump_stats: _Stats | None = None
     coll_perf: _Collective | None = None
     p2p_perf: _Message | None = None
 
@@ -110,6 +129,8 @@ class InspectedRank:
     operations: deque[Ended] = field(default_factory=lambda: deque(maxlen=KEPT_OPERATIONS))
     numbers: dict[tuple[str, int | None], tuple[int, int, int]] = field(default_factory=dict)
     """Of each function (and peer): the lowest number, the highest, and how many there were."""
+    overwritten: int = 0
+    """Operations that the Inspector itself counts as overwritten before they were written (v4.1 and later)."""
 
 
 class InspectorReader:
@@ -120,6 +141,7 @@ class InspectorReader:
         self.problems: list[str] = []
         self.timed = False
         self.dropped = 0
+        self._dump: tuple[_Header, _Metadata] | None = None
 
     @property
     def processes(self) -> set[tuple[str, int]]:
@@ -128,9 +150,17 @@ class InspectorReader:
 
     @property
     def gaps(self) -> int:
-        """Operations that are missing between others of the same function."""
-        numbers = [found for rank in self.ranks.values() for found in rank.numbers.values()]
-        return sum(max(0, most - least + 1 - number) for least, most, number in numbers)
+        """Operations that are missing between others of the same function, or that were overwritten."""
+        return sum(max(_between(rank), rank.overwritten) for rank in self.ranks.values())
+
+    @property
+    def overwritten(self) -> int:
+        """Operations that the Inspector counts as overwritten."""
+        return sum(rank.overwritten for rank in self.ranks.values())
+
+    def begin(self) -> None:
+        """A file begins: what the last one said of its dumps does not hold for it."""
+        self._dump = None
 
     def problem(self, text: str) -> None:
         """Remember what could not be read."""
@@ -140,7 +170,15 @@ class InspectorReader:
     def take(self, raw: bytes) -> None:
         """Take one line. Raises ``msgspec.MsgspecError`` or ``ValueError`` where it is none of the Inspector's."""
         line = _DECODER.decode(raw)
-        head, meta = line.header, line.metadata
+        if line.dump_stats is not None and line.header is not None and line.metadata is not None:
+            self._dump = line.header, line.metadata
+        if line.header is not None and line.metadata is not None:
+            head, meta = line.header, line.metadata
+        elif self._dump is not None:
+            # From v4.3 on the lines of a dump stand below one that says whose they are.
+            head, meta = self._dump
+        else:
+            raise ValueError("nothing before it says of which communicator it is")
         key = meta.hostname, meta.pid, int(head.id, 16) & 0xFFFF_FFFF_FFFF_FFFF, head.rank
         if not 0 <= head.rank < head.n_ranks:
             raise ValueError(f"rank {head.rank} of {head.n_ranks}")
@@ -148,10 +186,13 @@ class InspectorReader:
             if len(self.ranks) >= MAX_RANKS:
                 raise ValueError("too many ranks")
             self.ranks[key] = InspectedRank(*key, head.n_ranks, head.comm_name)
+        rank = self.ranks[key]
+        if line.dump_stats is not None:
+            counted = line.dump_stats.coll_dropped_total + line.dump_stats.p2p_dropped_total
+            rank.overwritten = max(rank.overwritten, counted)
         operation = _collective(line.coll_perf, meta) if line.coll_perf else _message(line.p2p_perf, meta)
         if operation is None:
             return
-        rank = self.ranks[key]
         kind = operation.function, operation.peer
         least, most, number = rank.numbers.get(kind, (operation.sequence, operation.sequence, 0))
         if number or len(rank.numbers) < MAX_KINDS:
@@ -189,28 +230,37 @@ class InspectorReader:
         return said
 
 
-def _times(trace: _Trace | None, meta: _Metadata) -> tuple[int, int, int, int]:
+def _between(rank: InspectedRank) -> int:
+    """Operations that are missing between others of the same function."""
+    return sum(max(0, most - least + 1 - number) for least, most, number in rank.numbers.values())
+
+
+def _times(trace: _Trace | None, children: Sequence[_Child], meta: _Metadata) -> tuple[int, int, int, int]:
     """When it was called, began, ended, and was known to have ended."""
     if trace is None:
         return 0, 0, 0, meta.dump_timestamp_us
-    began = min((one.kernel_start_ts for one in trace.kernel_events if one.kernel_start_ts), default=0)
-    ended = max((one.kernel_stop_ts for one in trace.kernel_events), default=0)
+    kernels = [*trace.kernel_events, *(one.event_trace_ts for one in children if one.event_trace_ts is not None)]
+    began = min((one.kernel_start_ts for one in kernels if one.kernel_start_ts), default=0)
+    ended = max((one.kernel_stop_ts for one in kernels), default=0)
     return trace.coll_start_ts or trace.p2p_start_ts, began, ended, ended or meta.dump_timestamp_us
 
 
 def _collective(one: _Collective, meta: _Metadata) -> Ended:
-    return Ended(one.coll, one.coll_sn, one.coll_msg_size_bytes, one.coll_exec_time_us, *_times(one.event_trace_ts, meta), None)
+    return Ended(
+        one.coll, one.coll_sn, one.coll_msg_size_bytes, one.coll_exec_time_us, *_times(one.event_trace_ts, one.events, meta), None
+    )
 
 
 def _message(one: _Message | None, meta: _Metadata) -> Ended | None:
     if one is None:
         return None
-    times = _times(one.event_trace_ts, meta)
+    times = _times(one.event_trace_ts, one.events, meta)
     return Ended(one.p2p, one.p2p_sn, one.p2p_msg_size_bytes, one.p2p_exec_time_us, *times, one.p2p_peer)
 
 
 def read_lines(file: IO[bytes], source: str, reader: InspectorReader) -> None:
     """All lines of a file; of those that cannot be read the place is remembered, and the rest goes on."""
+    reader.begin()
     for number, raw in enumerate(_lines(file), 1):
         if not raw.strip():
             continue

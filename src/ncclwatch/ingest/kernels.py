@@ -8,6 +8,7 @@ looked at only while all of its ranks are recorded, and never says that anybody 
 from __future__ import annotations
 
 import hashlib
+import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -47,6 +48,30 @@ BLIND = (
     "a trace holds what its profiler recorded while it ran: kernels that are not in it prove nothing, so no hang is told",
     "neither what proxies and the network do, nor host names and pids",
 )
+
+
+_NAME = re.compile(r"^nccl(?:Symk?)?(?:Dev)?(?:Kernel_?)?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AlltoAll)")
+_BY_NAME = {
+    "AllReduce": Function.ALL_REDUCE, "AllGather": Function.ALL_GATHER, "ReduceScatter": Function.REDUCE_SCATTER,
+    "Broadcast": Function.BROADCAST, "Reduce": Function.REDUCE, "AlltoAll": Function.ALL_TO_ALL,
+}  # fmt: skip
+SENDS = "SendRecv"
+"""What NCCL calls its kernel of messages; PyTorch's all-to-all is many of these in one."""
+
+
+def function_of(kernel: str) -> Function | None:
+    """What a kernel's name says: ``ncclDevKernel_AllReduce_Sum_f32_RING_LL``, ``ncclKernel_…`` before NCCL 2.19,
+    ``ncclAllReduceRingLLKernel_…`` before 2.8, ``ncclSymkDevKernel_…`` for symmetric memory. ``None`` for messages, and for
+    what is not known.
+    """
+    match = _NAME.match(kernel)
+    return _BY_NAME.get(match[1]) if match is not None else None
+
+
+def sends(kernel: str) -> bool:
+    """Whether a kernel is one of messages."""
+    match = _NAME.match(kernel)
+    return match is not None and match[1] == SENDS
 
 
 class Kernel(NamedTuple):
@@ -238,7 +263,8 @@ def name_latest(verdict: Verdict, late: Sequence[Late], sources: dict[int, str])
         verdict, verdict_class=VerdictClass.SLOW_COMPUTATION, culprits=(culprit,),
         summary=f"rank {first.rank} holds the job up: its GPU comes late to collectives (estimated from a trace's kernels)",
         victims=tuple(rank for rank in first.ranks if rank != first.rank), evidence=(*verdict.evidence, *_lines(late)),
-        confidence=round(min(0.8, first.share / (first.share + others)), 2), rules=(*verdict.rules, "trace-latest"),
+        confidence=round(min(0.8, 1 - FEWEST_ROUNDS / (2 * first.rounds), first.share / (first.share + others)), 2),
+        rules=(*verdict.rules, "trace-latest"),
     )  # fmt: skip
 
 

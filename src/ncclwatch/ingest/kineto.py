@@ -3,7 +3,8 @@
 Facts: pytorch/kineto ``libkineto/src/output_json.cpp`` (``distributedInfo``, ``baseTimeNanoseconds``, what is copied from a
 collective to its kernel), pytorch/pytorch ``torch/csrc/profiler/util.cpp`` (``saveNcclMeta``). ``Seq`` (pytorch#177148) and
 ``Comms Id`` (kineto#1299) are in traces from 2026 on. ``ts`` and ``dur`` are microseconds, ``ts`` since ``baseTimeNanoseconds``
-where that is there. Kernels are ``ncclDevKernel_…`` from NCCL 2.19 on, before that ``ncclKernel_…``.
+where that is there. Traces of PyTorch before 2.3 say nothing of groups (and the oldest have categories ``Kernel`` and
+``Runtime``): which ranks share a communicator follows then from when collectives end on their streams (:mod:`.kernel_groups`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Any, NamedTuple
 from ncclwatch.collect.functions import TYPES
 from ncclwatch.ingest.base import Format, Ingested, IngestError
 from ncclwatch.ingest.json_stream import head_of, members, opened
-from ncclwatch.ingest.kernels import Kernel, KernelRank, job_of
+from ncclwatch.ingest.kernel_groups import MOST_STREAMS, Seen, join
+from ncclwatch.ingest.kernels import Kernel, KernelRank, function_of, job_of, sends
 from ncclwatch.model.events import Function
 from ncclwatch.text import clean
 
@@ -29,6 +31,8 @@ MOST_CALLS = 400_000
 MOST_RANKS = 1024
 MOST_PROBLEMS = 50
 LARGEST_GROUP = 1 << 20
+_EXCHANGES, _MESSAGES = ("nccl:all_to_all", "nccl:alltoall"), ("nccl:send", "nccl:recv", "nccl:coalesced")
+"""How PyTorch names what it calls on the host."""
 _HEAD = (b'"traceEvents"', b'"schemaVersion"', b'"distributedInfo"', b'"deviceProperties"')
 FUNCTIONS = {
     "allreduce": Function.ALL_REDUCE, "allreduce_coalesced": Function.ALL_REDUCE, "broadcast": Function.BROADCAST,
@@ -42,11 +46,6 @@ FUNCTIONS = {
     "barrier": Function.ALL_REDUCE,
 }  # fmt: skip
 """What PyTorch calls collectives (``Collective name``)."""
-_OF_KERNEL = re.compile(r"^nccl(?:Dev)?Kernel_(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AlltoAll)")
-_BY_KERNEL = {
-    "AllReduce": Function.ALL_REDUCE, "AllGather": Function.ALL_GATHER, "ReduceScatter": Function.REDUCE_SCATTER,
-    "Broadcast": Function.BROADCAST, "Reduce": Function.REDUCE, "AlltoAll": Function.ALL_TO_ALL,
-}  # fmt: skip
 _TYPES = {
     "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Double": "float64", "Int": "int32", "Long": "int64",
     "Char": "int8", "Byte": "uint8", "Bool": "uint8",
@@ -72,6 +71,11 @@ class _Trace:
     info: Mapping[str, Any] = field(default_factory=dict)
     base_ns: int = 0
     more: int = 0
+    exchanges: bool = False
+    """Whether it shows all-to-alls, and neither sends nor receives: then kernels of messages are all-to-alls."""
+    messages: bool = False
+    streams: dict[int, list[Seen]] = field(default_factory=lambda: defaultdict(list))
+    """Of kernels of which nothing says the group."""
 
 
 class Kineto(Format):
@@ -97,6 +101,7 @@ class Kineto(Format):
     def _job(folder: Path, files: Sequence[Path]) -> Ingested:
         problems: list[str] = []
         ranks: dict[int, KernelRank] = {}
+        streams: list[tuple[KernelRank, list[Seen]]] = []
         for file in files[:MOST_RANKS]:
             try:
                 trace = _read(file)
@@ -111,13 +116,17 @@ class Kineto(Format):
                 problems.append(f"{clean(str(file), 200)}: rank {one.rank} is in {ranks[one.rank].source} already; left out")
                 continue
             ranks[one.rank] = one
+            streams += ((one, sorted(own, key=_begin)) for own in sorted(trace.streams.values(), key=len)[-MOST_STREAMS:])
             if trace.more:
                 problems.append(
                     f"{clean(str(file), 200)}: {trace.more} NCCL kernels beyond the first {MOST_KERNELS} were left out"
                 )
         if not ranks:
             raise IngestError(problems[0] if problems else "no trace was read", "give the traces that torch.profiler exports")
+        left = join(streams)
         notes = [] if any(one.kernels for one in ranks.values()) else ["the traces hold no NCCL kernel of a known communicator"]
+        if left:
+            notes.append(f"{left} NCCL kernels of which the trace names no group were left out: no other rank's end with them")
         return job_of([ranks[rank] for rank in sorted(ranks)], problems[:MOST_PROBLEMS], notes, clean(str(folder), 200))
 
 
@@ -138,8 +147,14 @@ def _read(path: Path) -> _Trace:
 
 def _take(trace: _Trace, event: Mapping[str, Any]) -> None:
     category, name, time, args = event.get("cat"), event.get("name"), event.get("ts"), event.get("args")
-    if not isinstance(time, int | float) or not isinstance(name, str) or not isinstance(args, dict) or not abs(time) < 1e19:
+    if not isinstance(time, int | float) or not isinstance(name, str) or not abs(time) < 1e19:
         return
+    if name.startswith("nccl:"):
+        trace.exchanges |= name.startswith(_EXCHANGES)
+        trace.messages |= name.startswith(_MESSAGES)
+    if not isinstance(args, dict):
+        return
+    category = category.lower() if isinstance(category, str) else ""
     if category == "kernel" and name.startswith("nccl"):
         duration = event.get("dur")
         if not isinstance(duration, int | float) or not 0 <= duration < 1e15:
@@ -150,7 +165,9 @@ def _take(trace: _Trace, event: Mapping[str, Any]) -> None:
             trace.more += 1
     elif name == "record_param_comms" and isinstance(args.get("External id"), int) and len(trace.calls) < MOST_CALLS:
         trace.calls.setdefault(args["External id"], _Call(float(time), args))
-    elif category == "cuda_runtime" and isinstance(args.get("correlation"), int) and len(trace.launches) < MOST_CALLS:
+    elif (
+        category in ("cuda_runtime", "runtime") and isinstance(args.get("correlation"), int) and len(trace.launches) < MOST_CALLS
+    ):
         trace.launches[args["correlation"]] = float(time)
 
 
@@ -159,7 +176,7 @@ def _rank_of(trace: _Trace, number: int) -> KernelRank:
     info = trace.info
     rank = info.get("rank")
     if not isinstance(rank, int) or not 0 <= rank < LARGEST_GROUP:
-        digits = re.findall(r"rank[_-]?(\d{1,7})", trace.path.name)
+        digits = re.findall(r"(?:rank|worker)[_-]?(\d{1,7})", trace.path.name)
         rank = int(digits[-1]) if digits else number
     world = info.get("world_size")
     known = _groups(info.get("pg_config"))
@@ -171,12 +188,33 @@ def _rank_of(trace: _Trace, number: int) -> KernelRank:
         launched = call.time if call is not None else begin
         if call is None and isinstance(correlation, int):
             launched = trace.launches.get(correlation, begin)
-        kernel = _kernel(trace.base_ns, rank, known, told, name, (min(launched, begin), begin, begin + duration))
-        if kernel is None:
-            one.nameless += 1
-        else:
+        times = (min(launched, begin), begin, begin + duration)
+        kernel = _kernel(trace.base_ns, rank, known, told, name, times)
+        if kernel is not None:
             one.kernels.append(kernel)
+        elif (seen := _seen(trace, told, name, times)) is not None:
+            trace.streams[seen[0]].append(seen[1])
+        else:
+            one.nameless += 1
     return one
+
+
+def _begin(seen: Seen) -> int:
+    return seen.begin
+
+
+def _seen(
+    trace: _Trace, told: Mapping[str, Any], name: str, times: tuple[float, float, float]
+) -> tuple[int, Seen] | None:  # fmt: skip
+    """A collective of which nothing says the group, and its stream; ``None`` where nothing says what it is."""
+    function = FUNCTIONS.get(str(told.get("Collective name", "")).lower()) or function_of(name)
+    if function is None and sends(name) and trace.exchanges and not trace.messages:
+        function = Function.ALL_TO_ALL
+    stream = told.get("stream")
+    launched, begin, end = (trace.base_ns + round(time * 1000) for time in times)
+    if function in (None, Function.SEND, Function.RECV) or type(stream) is not int or begin <= 0 or end >= 1 << 62:
+        return None
+    return stream, Seen(int(function), begin, end, max(launched, 1), *_message(told))
 
 
 def _kernel(
@@ -185,24 +223,39 @@ def _kernel(
 ) -> Kernel | None:  # fmt: skip
     """One operation; ``None`` where nothing says what it is, or of which ranks."""
     group = str(told.get("Process Group Name", ""))
-    ranks = known.get(group) or _ranks(told.get("Process Group Ranks"))
-    function = FUNCTIONS.get(str(told.get("Collective name", "")).lower())
-    if function is None and (match := _OF_KERNEL.match(name)) is not None:
-        function = _BY_KERNEL.get(match[1])
+    ranks = known.get(group) or _ranks(told.get("Process Group Ranks")) or _even(told)
+    function = FUNCTIONS.get(str(told.get("Collective name", "")).lower()) or function_of(name)
     if function is None or ranks is None or rank not in ranks:
         return None
-    sequence, count = told.get("Seq"), told.get("In msg nelems")
+    sequence = told.get("Seq")
     launched, begin, end = (base_ns + round(time * 1000) for time in times)
     if begin <= 0 or end >= 1 << 62:
         return None
     peer = told.get("Dst Rank") if function is Function.SEND else told.get("Src Rank") if function is Function.RECV else None
     return Kernel(
         (group, ranks), int(function), sequence if isinstance(sequence, int) and 0 <= sequence < 1 << 60 else None,
-        count if isinstance(count, int) and 0 <= count < 1 << 60 else 0,
-        _NUMBERS.get(_TYPES.get(str(told.get("dtype")), ""), -1),
-        peer if isinstance(peer, int) and 0 <= peer < len(ranks) else -1,
+        *_message(told), peer if isinstance(peer, int) and 0 <= peer < len(ranks) else -1,
         max(launched, 1), begin, end,
     )  # fmt: skip
+
+
+def _message(told: Mapping[str, Any]) -> tuple[int, int]:
+    """Elements and type; 0 and -1 where they are not told."""
+    count = told.get("In msg nelems")
+    return (
+        count if isinstance(count, int) and 0 <= count < 1 << 60 else 0,
+        _NUMBERS.get(_TYPES.get(str(told.get("dtype")), ""), -1),
+    )
+
+
+def _even(told: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The ranks of a group that lie evenly, by the first, the distance and their number: a long list is cut."""
+    first, apart, size = told.get("Global rank start"), told.get("Global rank stride"), told.get("Group size")
+    if not isinstance(first, int) or not isinstance(apart, int) or not isinstance(size, int):
+        return None
+    if first < 0 or apart < 1 or not 0 < size <= LARGEST_GROUP or first + apart * size > LARGEST_GROUP:
+        return None
+    return tuple(range(first, first + apart * size, apart))
 
 
 def _groups(config: object) -> dict[str, tuple[int, ...]]:

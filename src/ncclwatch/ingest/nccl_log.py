@@ -61,6 +61,7 @@ class NcclLog(Format):
                 written = max(written, path.stat().st_mtime_ns)
             except OSError as error:
                 problems.append(f"{path}: {error.strerror or error}")
+        reader.finish()
         if not reader.processes:
             raise IngestError(
                 problems[0] if problems else f"{files[0]}: no line of NCCL in it", "run the job with NCCL_DEBUG=INFO"

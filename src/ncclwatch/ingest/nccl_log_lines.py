@@ -4,6 +4,9 @@ A line begins with ``host:pid:tid [device] NCCL INFO`` (``src/debug.cc``); whoev
 it. Lines of all ranks may stand in one file. Calls are logged by the subsystem COLL (``NCCL_DEBUG_SUBSYS``, not on by default),
 communicators by INIT, rings by GRAPH. On standard output the newest lines may be held back (it is block-buffered into a file or a
 pipe); into a file of NCCL_DEBUG_FILE they are not.
+
+Before 2.18 no line gives a communicator an id. Then the n-th of its size on one process is taken for the n-th of that size on
+another, as long as that gives no rank twice.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ LINE = re.compile(
 _DEVICES = r"\d{1,9}\[\w{1,16}\] -> \d{1,9}\[\w{1,16}\]"
 _LIFE = re.compile(
     r"comm (0x[0-9a-f]{1,16}) rank (\d{1,9}) nranks (\d{1,9}) cudaDev (-?\d{1,9})(?: nvmlDev -?\d{1,9})? "
-    r"busId ([0-9a-f]{1,16})(.*?)"
+    r"?(?:busId ([0-9a-f]{1,16}))?(.*?)"
     r" ?- (Init START|Init COMPLETE|Destroy COMPLETE|Abort COMPLETE)$"
 )
 _COMM_ID = re.compile(r" commId 0x([0-9a-f]{1,16})")
@@ -89,6 +92,8 @@ class LoggedCommunicator:
     ready: bool = False
     born: bool = False
     """Whether the log shows its creation."""
+    nameless: bool = False
+    """Whether no line gave it an id."""
     counts: Counter[str] = field(default_factory=Counter)
     calls: deque[Call] = field(default_factory=lambda: deque(maxlen=KEPT_CALLS))
     rings: list[ChannelRing] = field(default_factory=list)
@@ -110,6 +115,8 @@ class LoggedProcess:
     cut_off: bool = False
     """Whether its log ends in the middle of a line: its newest calls may be missing."""
     newest: LoggedCommunicator | None = None
+    made: Counter[int] = field(default_factory=Counter)
+    """Communicators without an id that were ever made, by their size."""
 
 
 class LogReader:
@@ -185,6 +192,9 @@ class LogReader:
             return
         own = process.alive.get(address)
         comm_hash = self._hash(process, found[6])
+        nameless = comm_hash is None and _PARENT.search(found[6] + " ") is None
+        if nameless:
+            comm_hash = own.hash if own is not None and not own.ready else _numbered(nranks, process.made[nranks])
         if comm_hash is None or not rank < nranks <= MAX_RANKS:
             self.left_out["communicators without an id"] += 1
             return
@@ -192,11 +202,23 @@ class LogReader:
             if len(process.alive) >= MAX_COMMUNICATORS:
                 self.left_out["communicators"] += 1
                 return
-            own = LoggedCommunicator(address, comm_hash, rank, nranks, int(found[4]), int(found[5], 16), self.lines)
-            own.born = what == "Init START"
+            own = LoggedCommunicator(address, comm_hash, rank, nranks, int(found[4]), int(found[5] or "0", 16), self.lines)
+            # Before 2.18 only its completion is logged.
+            own.born, own.nameless = what == "Init START" or nameless, nameless
+            process.made[nranks] += nameless
             process.alive[address] = process.newest = own
             process.hashes[address] = comm_hash
         own.ready = what == "Init COMPLETE"
+
+    def finish(self) -> None:
+        """All is read. Communicators without an id of which a rank would be there twice are left out: they are of several."""
+        nameless = [(process, own) for process in self.processes.values() for own in process.alive.values() if own.nameless]
+        times = Counter((own.hash, own.rank) for _, own in nameless)
+        several = {comm_hash for (comm_hash, _), number in times.items() if number > 1}
+        for process, own in nameless:
+            if own.hash in several:
+                del process.alive[own.address]
+                self.left_out["communicators without an id"] += 1
 
     def _hash(self, process: LoggedProcess, text: str) -> int | None:
         """The communicator's id; of a split that is logged without one (2.24 on) a number of our own, equal on all its ranks."""
@@ -220,3 +242,8 @@ class LogReader:
         ):
             return
         made.rings.append(ChannelRing(channel, previous, following))
+
+
+def _numbered(nranks: int, number: int) -> int:
+    """A number for the communicator that is the n-th of its size on a process."""
+    return int.from_bytes(hashlib.blake2b(f"{nranks} ranks, number {number}".encode(), digest_size=8).digest(), "little")

@@ -19,12 +19,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
-
 from ncclwatch.ingest.base import Format, Ingested, IngestError
-from ncclwatch.ingest.kernel_groups import Stream, shared
-from ncclwatch.ingest.kernels import Kernel, KernelRank, job_of
-from ncclwatch.model.events import Function
+from ncclwatch.ingest.kernel_groups import Seen, join
+from ncclwatch.ingest.kernels import KernelRank, function_of, job_of
 from ncclwatch.text import clean
 
 MAGIC = b"SQLite format 3\0"
@@ -37,21 +34,16 @@ MOST_STEPS = 4000
 end.
 """
 MOST_FILES = 256
-_KERNEL = re.compile(r"^nccl(?:Dev)?Kernel_?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AlltoAll)")
-FUNCTIONS = {
-    "AllReduce": Function.ALL_REDUCE, "AllGather": Function.ALL_GATHER, "ReduceScatter": Function.REDUCE_SCATTER,
-    "Broadcast": Function.BROADCAST, "Reduce": Function.REDUCE, "AlltoAll": Function.ALL_TO_ALL,
-}  # fmt: skip
 NEEDED = ("start", "end", "deviceId", "streamId", "shortName")
 
 
 @dataclass(slots=True)
 class _Process:
-    """The NCCL kernels of one process on one GPU, by stream: (function, begin, end, when it was launched)."""
+    """The NCCL kernels of one process on one GPU, by stream."""
 
     source: str
     device: int
-    streams: dict[int, list[tuple[int, int, int, int]]] = field(default_factory=lambda: defaultdict(list))
+    streams: dict[int, list[Seen]] = field(default_factory=lambda: defaultdict(list))
     nameless: int = 0
 
 
@@ -137,14 +129,13 @@ def _read(path: Path, problems: list[str]) -> list[_Process]:
             if not all(isinstance(value, int) and 0 <= value < 1 << 62 for value in (begin, end, device, stream)) or end < begin:
                 problems.append(f"{name}: {KERNELS}: NCCL kernel {number} has no times, or no stream")
                 break
-            match = _KERNEL.match(text) if isinstance(text, str) else None
             process = found.setdefault((pid if isinstance(pid, int) else 0, device), _Process(clean(path.name, 80), device))
-            function = FUNCTIONS.get(match[1]) if match is not None else None
+            function = function_of(text) if isinstance(text, str) else None
             if function is None:
                 process.nameless += 1
                 continue
             call = launched if isinstance(launched, int) and 0 <= launched <= begin else begin
-            process.streams[stream].append((int(function), begun + begin, begun + end, begun + call))
+            process.streams[stream].append(Seen(int(function), begun + begin, begun + end, begun + call))
         if number >= MOST_KERNELS:
             problems.append(f"{name}: more than {MOST_KERNELS} NCCL kernels: the others were left out")
     return [found[key] for key in sorted(found)]
@@ -193,23 +184,7 @@ def _ranks(processes: Sequence[_Process]) -> tuple[list[KernelRank], list[str]]:
     made = [
         KernelRank(rank, process.source, None, nameless=process.nameless) for rank, process in zip(ranks, processes, strict=True)
     ]
-    streams, owners = [], []
-    for one, process in zip(made, processes, strict=True):
-        for own in process.streams.values():
-            streams.append(
-                Stream(one.rank, tuple(kernel[0] for kernel in own), np.array([kernel[2] for kernel in own], np.int64))
-            )
-            owners.append((one, own))
-    for number, places in enumerate(shared(streams)):
-        members = tuple(streams[place].rank for place in places)
-        for place in places:
-            one, own = owners[place]
-            one.kernels += (
-                Kernel((f"stream group {number}", members), function, at + 1, 0, -1, -1, launched, begin, end)
-                for at, (function, begin, end, launched) in enumerate(own)
-            )
-    joined = sum(len(one.kernels) for one in made)
-    left = sum(len(own) for _, own in owners) - joined
+    left = join([(one, own) for one, process in zip(made, processes, strict=True) for own in process.streams.values()])
     if left:
         told.append(f"{left} NCCL kernels were left out: no other rank's collectives end with them")
     # Two processes of one file must not be one source.

@@ -12,7 +12,8 @@ from ncclwatch.ingest.ras_json import parse_json
 from ncclwatch.ingest.ras_records import jobs_of
 from ncclwatch.ingest.ras_text import parse_text
 
-_TEXT_MARKS = (b"NCCL version ", b"Job summary", b"Communicators...")
+_TEXT_MARKS = (b"Job summary", b"Communicators...")
+"""Of what an answer begins with, people mostly leave out the lines above these when they pass it on."""
 _JSON_MARKS = (b'"nccl_version"', b'"communicators"')
 
 
@@ -23,8 +24,8 @@ class Ras(Format):
     what = "answer of NCCL's RAS"
 
     def recognises(self, head: bytes, path: Path) -> bool:
-        """By what every answer begins with."""
-        return is_json(head) or (head.find(_TEXT_MARKS[0], 0, 256) >= 0 and all(mark in head for mark in _TEXT_MARKS))
+        """By what every answer has near its beginning."""
+        return is_json(head) or (head.find(_TEXT_MARKS[0], 0, 1024) >= 0 and _TEXT_MARKS[1] in head)
 
     def read(self, files: Sequence[Path]) -> Sequence[Ingested]:
         """The jobs that the answers are of; several answers of one job are looks at it, in the order of their times."""

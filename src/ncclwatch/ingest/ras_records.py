@@ -24,6 +24,7 @@ from ncclwatch.ingest.ras_silent import Silent, SilentRanks
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Communicator, Direction, ProcessInfo, ProcessSample, Transport, VersionSource
 from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.text import compressed
 
 SECOND = 10**9
 NO_COUNTS = "whether the job moves: the text names no counts where all ranks are alike (JSON does)"
@@ -36,6 +37,7 @@ BLIND = (
     "RAS does not count sends, receives, and what CUDA graphs replay",
 )
 _NAMELESS = "unnamed"
+ASK_AGAIN = "ask RAS again some seconds later and give both answers: counts that stay tell a standstill"
 
 Who = tuple[str, int, int]
 """Address of the host, pid, and the device where a process drives several."""
@@ -88,7 +90,10 @@ def _job(looks: Sequence[tuple[int, RasAnswer]]) -> Ingested:
         batches = [_with(batch, halted) for batch in batches]
     amend = partial(_amend, silent, _untold(answers), tuple(differences(newest)))
     hashes = sorted(f"{communicator.hash:016x}" for communicator in newest.communicators)
-    return Ingested(batches, problems, BLIND, notes, job=hashes[0] if hashes else newest.source, amend=amend)
+    # What a communicator is for is told by what is called on it beside others.
+    counted = sum(any(rank.counts for rank in one.ranks) for one in newest.communicators)
+    job = hashes[0] if hashes else newest.source
+    return Ingested(batches, problems, BLIND, notes, job=job, stages=counted > 1, amend=amend)
 
 
 def _untold(answers: Sequence[RasAnswer]) -> str:
@@ -102,12 +107,40 @@ def _untold(answers: Sequence[RasAnswer]) -> str:
 def _amend(silent: SilentRanks, untold: str, differing: tuple[str, ...], verdict: Verdict) -> Verdict:
     """A verdict as answers of RAS support it; where nobody is named, whose counts differ."""
     told = replace(silent.amend(verdict), planes=("ras",))
+    if untold:
+        told = _without_majority(told)
+    told = _without_nameless(told)
     if told.verdict_class is VerdictClass.UNKNOWN:
         told = replace(told, evidence=(*told.evidence, *differing))
     if not untold:
         return told
     confidence = min(told.confidence, CONFIDENCE) if told.culprits else told.confidence
     return replace(told, confidence=confidence, unobserved=(untold, *told.unobserved))
+
+
+def _without_majority(verdict: Verdict) -> Verdict:
+    """One look that shows most ranks behind a few: whether the few have called too much, or the job runs, it does not tell."""
+    size = verdict.communicator.nranks if verdict.communicator is not None else 0
+    behind = {culprit.rank for culprit in verdict.culprits}
+    if verdict.verdict_class is not VerdictClass.NOT_ENTERED or not size or 2 * len(behind) <= size:
+        return verdict
+    ahead = compressed(sorted(set(range(size)) - behind))
+    return replace(
+        verdict, verdict_class=VerdictClass.UNKNOWN, culprits=(), confidence=0.0, next_steps=(ASK_AGAIN,),
+        summary=f"ranks {ahead} have launched more than the other {len(behind)} of {size}: a job that runs looks so, too",
+    )  # fmt: skip
+
+
+def _without_nameless(verdict: Verdict) -> Verdict:
+    """Without what stands for the host and the pid of ranks that a text does not name."""
+
+    def say(text: str) -> str:
+        return text.replace(f" ({_NAMELESS}, pid 0)", "")
+
+    culprits = tuple(
+        replace(one, host="", pid=None, reason=say(one.reason)) if one.host == _NAMELESS else one for one in verdict.culprits
+    )
+    return replace(verdict, culprits=culprits, summary=say(verdict.summary), evidence=tuple(map(say, verdict.evidence)))
 
 
 def _notes(answers: Sequence[RasAnswer]) -> Iterator[str]:

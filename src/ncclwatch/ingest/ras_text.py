@@ -203,6 +203,7 @@ class _Reader:
 
     def finish(self) -> None:
         """Fill up what is said of ranks together."""
+        self._place_missing()
         dead = {(one.host, one.pid) for one in self.answer.processes if one.dead}
         for place, communicator in enumerate(self.found.values()):
             for missing in communicator.missing:
@@ -221,6 +222,14 @@ class _Reader:
                 self._fill(communicator, name, different)
             self.answer.communicators.append(communicator)
         self.answer.sound = list(self._sound())
+
+    def _place_missing(self) -> None:
+        """Up to 2.25 the text names ranks and processes that are missing apart from each other: one of each is the same."""
+        missing = [one for communicator in self.found.values() for one in communicator.missing]
+        alone = all(len(communicator.missing) <= 1 for communicator in self.found.values())
+        if len(self.answer.processes) == 1 and alone and not any(one.pid for one in missing):
+            for one in missing:
+                one.host, one.pid = self.answer.processes[0].host, self.answer.processes[0].pid
 
     def _fill(self, communicator: RasCommunicator, name: str, different: _Different) -> None:
         """Counts of one collective, for whom the text has them: of ranks that it does not name where they are all alike."""

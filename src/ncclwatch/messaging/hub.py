@@ -185,7 +185,7 @@ class Hub:
         life = self._lives.get(number)
         if life is None or life.peer not in self.peers:
             return False
-        return self._send(life.peer, CountWork(order.number, list(order.pids), order.standing, order.look))
+        return self._send(life.peer, CountWork.of(order))
 
     def ease(self, number: str, *, well: bool, narrow: bool = False) -> None:
         """Say with the next acknowledgement of this life whether few looks at its node will do, or more are wanted."""

@@ -24,7 +24,6 @@ from ncclwatch.messaging.outbox import Outbox
 from ncclwatch.messaging.protocol import Ack, Batch, CountWork, Farewell, Hello, History, NeedKey, Ping, Pong, Refused, Welcome
 from ncclwatch.messaging.spool import Spool
 from ncclwatch.messaging.transport import NOT_YET
-from ncclwatch.model.work import WorkOrder
 
 WINDOW = 64
 """Batches under way at most."""
@@ -224,7 +223,7 @@ class AgentLink(Outbox):
         elif isinstance(message, NeedKey):
             self._request_key()
         elif isinstance(message, CountWork):
-            self._orders.append(WorkOrder(message.number, self._host, tuple(message.pids), message.standing, message.look))
+            self._orders.append(message.order(self._host))
             self.on_order()
         elif isinstance(message, Welcome):
             # A hello that went out just before the handshake was told of is said twice: what is under way would be sent again.

@@ -158,7 +158,7 @@ class NatsHub:
         life = self._lives.get(number)
         if life is None or not self._connected:
             return False
-        self._ask(life, CountWork(order.number, list(order.pids), order.standing))
+        self._ask(life, CountWork.of(order))
         return True
 
     def ease(self, number: str, *, well: bool, narrow: bool = False) -> None:

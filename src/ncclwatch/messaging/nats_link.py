@@ -22,7 +22,6 @@ from ncclwatch.messaging.nats_client import BusClient, LostError, NatsThread, li
 from ncclwatch.messaging.outbox import Outbox
 from ncclwatch.messaging.protocol import Ack, CountWork, NeedKey, Ping, Pong
 from ncclwatch.messaging.spool import Entry, Spool
-from ncclwatch.model.work import WorkOrder
 from ncclwatch.text import clean
 
 WINDOW = 64
@@ -252,7 +251,7 @@ class NatsLink(Outbox):
         elif isinstance(said, NeedKey):
             self._request_key()
         elif isinstance(said, CountWork):
-            self._orders.append(WorkOrder(said.number, self._host, tuple(said.pids), said.standing))
+            self._orders.append(said.order(self._host))
             self.on_order()
 
     def _understood(self, message: Msg) -> protocol.Message | None:

@@ -13,6 +13,7 @@ import msgspec
 
 from ncclwatch.errors import UsageError
 from ncclwatch.messaging.limits import MAX_FRAME, UNDECODABLE, FormatError
+from ncclwatch.model.work import WorkOrder
 from ncclwatch.text import clean
 
 MAX_MESSAGE = MAX_FRAME + 65536
@@ -114,6 +115,15 @@ class CountWork(msgspec.Struct, tag="count-work"):
     standing: bool = False
     look: bool = False
     """Nothing is counted: where they stand is looked at, and the state of the node's GPUs. For agents that say that they do."""
+
+    @classmethod
+    def of(cls, order: WorkOrder) -> CountWork:
+        """An engine's order to one agent."""
+        return cls(order.number, list(order.pids), order.standing, order.look)
+
+    def order(self, host: str) -> WorkOrder:
+        """The order that an agent of ``host`` has heard."""
+        return WorkOrder(self.number, host, tuple(self.pids), self.standing, self.look)
 
 
 Message = Hello | Welcome | Refused | Batch | History | Ack | NeedKey | Ping | Pong | View | CountWork | Farewell

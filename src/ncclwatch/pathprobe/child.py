@@ -12,7 +12,7 @@ import ctypes
 import json
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.pathprobe.outcome import Answer, Outcome
@@ -36,12 +36,14 @@ def enter(namespace: str) -> None:
 
 
 def probe(address: str, port: int, device: str, token: bytes, seconds: float) -> Outcome:
-    """By RDMA where that is possible, else by TCP."""
-    if device:
-        outcome = probe_rdma(address, port, device, token=token, count=COUNT, timeout_s=seconds)
-        if outcome.answer is not Answer.UNAVAILABLE:
-            return outcome
-    return probe_tcp(address, port, token=token, count=COUNT, timeout_s=seconds)
+    """By RDMA where that is possible, else by TCP, with what forbade RDMA."""
+    if not device:
+        return probe_tcp(address, port, token=token, count=COUNT, timeout_s=seconds)
+    by_rdma = probe_rdma(address, port, device, token=token, count=COUNT, timeout_s=seconds)
+    if by_rdma.answer is not Answer.UNAVAILABLE:
+        return by_rdma
+    by_tcp = probe_tcp(address, port, token=token, count=COUNT, timeout_s=seconds)
+    return replace(by_tcp, detail=f"{by_tcp.detail}; not probed by RDMA: {by_rdma.detail}")
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ constexpr struct {
 [[noreturn]] void usage(const std::string& problem) {
   fprintf(stderr,
           "testjob: %s\nusage: --rank N --ranks N --run-dir DIR --shape NAME [--count N] [--type i8|…|bf16] [--reduction sum|prod|max|min|avg]\n"
-          "  [--iterations N] [--hold] [--verify] [--quiet] [--time] [--config] [--split-share] [--compute-us N] [--pause-us N] [--burst N] [--communicators N]\n"
+          "  [--iterations N] [--hold] [--verify] [--quiet] [--time] [--config] [--split-share] [--compute-us N] [--pause-us N] [--burst N] [--burst-after-us N] [--communicators N]\n"
           "  [--tp N] [--gate] [--abort-after S] [--watchdog S] [--fault KIND:rank=R,…]\n"
           "  of shape serving: [--layers N] [--largest-batch N] [--prompt N] [--prefill-every N] [--idle-every N] [--idle-us N]\n"
           "  of shape training: [--cp N] [--pp N] [--ep N] [--schedule NAME] [--micro-batches N] … (training.h)\n",
@@ -111,6 +111,7 @@ Options parse_options(int argc, char** argv) {
       {"--compute-us", [&](auto& v) { options.compute_us = atof(v.c_str()); }},
       {"--pause-us", [&](auto& v) { options.pause_us = atof(v.c_str()); }},
       {"--burst", [&](auto& v) { options.burst = atoi(v.c_str()); }},
+      {"--burst-after-us", [&](auto& v) { options.burst_after_us = atof(v.c_str()); }},
       {"--communicators", [&](auto& v) { options.communicators = atoi(v.c_str()); }},
       {"--tp", [&](auto& v) { options.tensor = options.training.layout.tensor = atoi(v.c_str()); }},
       {"--watchdog", [&](auto& v) { options.watchdog_s = atof(v.c_str()); }},

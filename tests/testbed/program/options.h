@@ -35,6 +35,7 @@ struct Options {
   double compute_us = 0;          // --compute-us: compute kernel before each iteration's communication
   double pause_us = 0;            // --pause-us: host pause per iteration (a data loader)
   int burst = 1;                  // --burst: launches per iteration before the host waits
+  double burst_after_us = 0;      // --burst-after-us: host time between the first of them and the others
   int communicators = 3;          // --communicators: of shape multicomm
   int tensor = 2;                 // --tp, of shape split (of shape training: training.layout)
   TrainingOptions training;

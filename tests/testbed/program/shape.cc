@@ -1,5 +1,7 @@
 #include "shape.h"
 
+#include <unistd.h>
+
 #include <set>
 
 #include "check.h"
@@ -29,7 +31,10 @@ void run_steps(const Context& context, const std::vector<Step>& steps) {
       step.group->reserve(buffer_bytes(step.operation, step.group->ranks));
     }
     if (options.compute_us > 0) CUDA(standinLaunchCompute(options.compute_us, step.group->stream));
-    for (int i = 0; i < options.burst; i++) issue(context.faults, step.operation, *step.group);
+    for (int i = 0; i < options.burst; i++) {
+      issue(context.faults, step.operation, *step.group);
+      if (i == 0 && options.burst_after_us > 0) usleep(static_cast<useconds_t>(options.burst_after_us));
+    }
     if (!options.verify) continue;
     step.group->synchronize();
     const std::string problem = verify(step.operation, *step.group);

@@ -239,3 +239,22 @@ def test_a_stopped_process_teaches_no_patience() -> None:
     going_on(live, [replace(sample, run_state="S") for sample in looks_[-1]], 110)
     waited = first_accusation(live, 120)
     assert waited is not None and 5 <= waited <= 7
+
+
+def test_who_has_not_come_to_a_creation_is_given_the_time_that_others_needed() -> None:
+    """Watched for 40 s before rank 0 came: ranks of one job need about as long, and 15 s later nobody is late."""
+    begun = replace(communicator(0, 2), init_state="ncclInProgress")
+    live, said = LiveDiagnosis(), dict[int, VerdictClass]()
+    ranks = [Rank(0, 2, (begun,)).looks(100), Rank(1, 2, ()).looks(100)]
+    for second, both in enumerate(zip(*ranks, strict=True)):
+        here = [replace(both[0], communicators=()) if second < 40 else both[0], both[1]]
+        said[second] = live.update(here).verdict_class
+    assert said[40 + 16] is VerdictClass.UNKNOWN
+    assert said[40 + 42] is VerdictClass.INIT_HANG
+    # Who comes when they wait already has seen nothing of that.
+    late = LiveDiagnosis()
+    for both in zip(*ranks, strict=True):
+        verdict = late.update(list(both))
+        if verdict.verdict_class is VerdictClass.INIT_HANG:
+            break
+    assert both[0].time_ns < ranks[0][20].time_ns

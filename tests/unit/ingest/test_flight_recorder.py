@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ncclwatch.cli.foreign import judge_found
+from ncclwatch.ingest.base import IngestError
 from ncclwatch.ingest.folders import find
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from unit.ingest.dumps import BEGAN, SECOND, Dumps
@@ -272,3 +273,77 @@ def test_jobs_are_told_apart_by_their_prefix(tmp_path: Path) -> None:
         job.write(tmp_path, prefix=prefix)
     jobs, _ = judge_found(find([tmp_path]))
     assert {one.job: named(one.verdicts[0]) for one in jobs} == {"a_*": [1], "b_*": [2]}
+
+
+def of_torchcomms(job: Dumps, dropped: int = 0) -> None:
+    """Numbers as torchcomms gives them: over all groups of a process together, from 0."""
+    for rank, entries in job.entries.items():
+        for number, entry in enumerate(entries):
+            entry |= {"collective_seq_id": number, "p2p_seq_id": 0, "op_id": number}
+        del job.entries[rank][:dropped]
+
+
+def mixed_calls(times: int = 6) -> Dumps:
+    """Two pairs of ranks; the second pair calls its group twice as often."""
+    job = Dumps(4, groups={"1": [0, 1], "2": [2, 3]}, backend="ncclx", about={"1": "tp", "2": "tp"})
+    for _ in range(times):
+        job.all_call("all_gather_single", group="1")
+        job.all_call("all_gather_single", group="2", times=2)
+        job.all_call("all_reduce")
+    return job
+
+
+def test_numbers_that_run_over_all_groups_are_counted_by_group(tmp_path: Path) -> None:
+    job = mixed_calls()
+    of_torchcomms(job)
+    assert not judged(job.write(tmp_path)).verdict_class.accuses
+    job = mixed_calls()
+    for rank in (0, 1, 3):
+        job.call(rank, "all_reduce", state="scheduled")
+    of_torchcomms(job)
+    verdict = judged(job.write(tmp_path))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.NOT_ENTERED, [2])
+    assert verdict.operation is not None and verdict.operation.sequence == 7
+
+
+def test_such_numbers_without_the_oldest_entries_line_nobody_up(tmp_path: Path) -> None:
+    job = mixed_calls()
+    of_torchcomms(job, dropped=3)
+    with pytest.raises(IngestError, match="numbers run over all groups"):
+        judge_found(find([job.write(tmp_path)]))
+
+
+def crossing(swapped: bool) -> Dumps:
+    """Four ranks in two pairs by rows and two by columns; without timing. All have called all, none ends."""
+    groups = {"1": [0, 1], "2": [2, 3], "3": [0, 2], "4": [1, 3]}
+    job = Dumps(4, groups=groups, about={"1": "tp", "2": "tp", "3": "dp", "4": "dp"}, timing=False)
+    for _ in range(4):
+        for group in groups:
+            job.all_call(group=group)
+    for rank in range(4):
+        rows, columns = ("1" if rank < 2 else "2"), ("3" if rank in (0, 2) else "4")
+        order = (columns, rows) if swapped and rank in (0, 3) else (rows, columns)
+        for group in order:
+            job.call(rank, group=group, state="scheduled")
+    return job
+
+
+def test_calls_in_orders_that_wait_for_each_other_are_a_deadlock(tmp_path: Path) -> None:
+    verdict = judged(crossing(swapped=True).write(tmp_path))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.DEADLOCK, [0, 1, 2, 3])
+    assert any("rank 0 is in AllReduce #5 of process group 3 (dp)" in line for line in verdict.evidence)
+    assert verdict.confidence <= 0.6
+
+
+def test_calls_in_one_order_are_none(tmp_path: Path) -> None:
+    verdict = judged(crossing(swapped=False).write(tmp_path))
+    assert verdict.verdict_class is VerdictClass.UNKNOWN and not verdict.culprits
+
+
+def test_a_circle_of_a_moment_is_none(tmp_path: Path) -> None:
+    """The dump was asked for: its newest call is two seconds old."""
+    folder = crossing(swapped=True).write(tmp_path)
+    newest = (BEGAN + 12 * SECOND) / SECOND
+    for file in folder.iterdir():
+        os.utime(file, (newest, newest))
+    assert not judged(folder).verdict_class.accuses

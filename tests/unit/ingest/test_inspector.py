@@ -126,3 +126,50 @@ def test_a_line_that_is_cut_off_is_a_problem_and_the_rest_is_read(tmp_path: Path
 def test_absurd_numbers_are_refused(change: Callable[[Any], object], tmp_path: Path) -> None:
     with pytest.raises(IngestError, match="line 1: no line of the Inspector"):
         read(tmp_path, changed(change, HEALTHY[:1]))
+
+
+def below_markers(lines: list[str], **stats: int) -> list[str]:
+    """The same operations as v4.3 writes them: a line that says whose they are, and below it lines without a header."""
+    told = []
+    for line in lines:
+        one = json.loads(line)
+        marker = {key: one.pop(key) for key in ("header", "metadata")}
+        marker["metadata"]["inspector_output_format_version"] = "v4.3"
+        told += [json.dumps({**marker, "dump_stats": {"coll_records": 1, **stats}}), json.dumps(one)]
+        told.append(json.dumps({"proxy_trace": {"record_type": "proxy_op", "record_sn": 1}}))
+    return told
+
+
+def test_lines_below_a_marker_are_of_its_communicator(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    old, new = read(tmp_path / "old", HEALTHY), read(tmp_path, below_markers(HEALTHY))
+    assert new.notes == old.notes and not new.problems
+    assert verdict_of(new).summary == verdict_of(old).summary
+
+
+def test_what_was_overwritten_counts_as_lost(tmp_path: Path) -> None:
+    job = read(tmp_path, below_markers(HEALTHY, coll_dropped_total=40, p2p_dropped_total=2))
+    ranks = len({rank_of(line) for line in HEALTHY})
+    assert f"{42 * ranks} operations were overwritten before the Inspector wrote them: raise its ring's size" in job.notes
+    assert {batch.lost for batch in job.batches} == {42 * ranks}
+
+
+def test_a_line_without_a_header_takes_none_of_another_file(tmp_path: Path) -> None:
+    marked = below_markers(HEALTHY[:4])
+    (tmp_path / "a.log").write_text("\n".join(marked) + "\n")
+    (tmp_path / "b.log").write_text(marked[1] + "\n")
+    [job] = Inspector().read([tmp_path / "a.log", tmp_path / "b.log"])
+    assert [line for line in job.problems if "b.log: line 1" in line and "which communicator" in line]
+
+
+def test_kernels_may_be_children_of_an_operation(tmp_path: Path) -> None:
+    """As RCCL's Inspector (v4.1) writes them."""
+
+    def nested(one: Any) -> None:
+        times = one["coll_perf"]["event_trace_ts"].pop("kernel_events")
+        one["coll_perf"]["events"] = [{"event_type": "KernelCh", "channel_id": 0, "event_trace_ts": each} for each in times]
+        one["coll_perf"]["events"].append({"event_type": "ProxyOp", "proxy_id": 1, "proxy_states": []})
+
+    (tmp_path / "old").mkdir()
+    old, new = read(tmp_path / "old", HEALTHY), read(tmp_path, changed(nested, HEALTHY))
+    assert NO_TIMES not in new.blind and verdict_of(new).summary == verdict_of(old).summary

@@ -5,14 +5,18 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ncclwatch.ingest.base import HEAD_BYTES, IngestError
 from ncclwatch.ingest.folders import format_of
 from ncclwatch.ingest.json_stream import members, opened
+from ncclwatch.ingest.kernels import function_of
 from ncclwatch.ingest.kineto import Kineto
+from ncclwatch.model.events import Function
 from ncclwatch.model.verdict import VerdictClass
+from unit.ingest.judged import verdict_of
 from unit.ingest.made_kineto import events, write
 from unit.ingest.made_rank_logs import judged
 
@@ -109,3 +113,61 @@ def test_the_format_is_told_by_content(tmp_path: Path) -> None:
         assert known.name == "kineto"
     assert not FORMAT.recognises(b'{"version": "2.10", "entries": []}', tmp_path / "x")
     assert not FORMAT.recognises(b"\x1f\x8bgarbage", tmp_path / "x")
+
+
+def nameless(
+    made: list[dict[str, Any]], kernel: str = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"
+) -> list[dict[str, Any]]:
+    """Events as PyTorch before 2.3 wrote them: nothing says of which group a kernel is."""
+    kept = ("External id", "correlation", "stream")
+    for event in made:
+        event["args"] = {key: value for key, value in event["args"].items() if key in kept}
+        if event.get("cat") == "kernel" and event["name"].startswith("nccl"):
+            event["name"] = kernel
+    return made
+
+
+@pytest.mark.parametrize("skipped", [0, 3])
+def test_where_no_group_is_told_ranks_are_joined_by_their_streams(tmp_path: Path, skipped: int) -> None:
+    for rank in range(4):
+        made = nameless(events(rank, 4, late=2, seq=False))
+        write(tmp_path, rank, 4, made[2 + 2 * skipped :] if rank == 1 else made, packed=True)
+    verdict = verdict_of(FORMAT.read(sorted(tmp_path.iterdir()))[0])
+    assert verdict.verdict_class is VerdictClass.SLOW_COMPUTATION
+    assert [culprit.rank for culprit in verdict.culprits] == [2]
+
+
+@pytest.mark.parametrize(("calls", "named"), [("nccl:all_to_all", [1]), ("nccl:send 0->1", []), ("", [])])
+def test_kernels_of_messages_are_exchanges_only_where_the_trace_says_so(tmp_path: Path, calls: str, named: list[int]) -> None:
+    for rank in range(2):
+        made = nameless(events(rank, 2, late=1, seq=False), "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)")
+        made.append({"ph": "X", "cat": "user_annotation", "name": calls, "pid": 1, "tid": 1, "ts": 1.0, "dur": 1.0})
+        write(tmp_path, rank, 2, made)
+    assert [culprit.rank for culprit in verdict_of(FORMAT.read(sorted(tmp_path.iterdir()))[0]).culprits] == named
+
+
+def test_a_list_of_ranks_that_is_cut_follows_from_its_beginning_and_distance(tmp_path: Path) -> None:
+    for rank in range(3):
+        made = events(rank, 3, late=0)
+        for event in made:
+            if "Process Group Ranks" in event["args"]:
+                event["args"] |= {"Process Group Ranks": "[0, 1, ..., 2]", "Global rank start": 0, "Global rank stride": 1}
+        write(tmp_path, rank, 3, made, info=False)
+    assert [culprit.rank for culprit in verdict_of(FORMAT.read(sorted(tmp_path.iterdir()))[0]).culprits] == [0]
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", Function.ALL_REDUCE),
+        ("ncclKernel_ReduceScatter_RING_LL_Sum_float(ncclWorkElem)", Function.REDUCE_SCATTER),
+        ("ncclAllGatherRingLLKernel_copy_i8(ncclColl)", Function.ALL_GATHER),
+        ("ncclSymkDevKernel_AllGather_LL", Function.ALL_GATHER),
+        ("ncclSymDevKernel_AllReduce_RSxLD_AGxST_sum_f32", Function.ALL_REDUCE),
+        ("ncclDevKernel_Broadcast_RING_LL", Function.BROADCAST),
+        ("ncclDevKernel_Generic_4", None),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", None),
+    ],
+)
+def test_kernels_of_all_releases_are_known_by_name(name: str, function: Function | None) -> None:
+    assert function_of(name) is function

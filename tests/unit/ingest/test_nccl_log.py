@@ -227,3 +227,32 @@ def test_beside_an_answer_of_ras_it_still_says_what_nobody_knows(tmp_path: Path)
     assert sorted(judged.formats) == ["nccl-log", "ras"]
     assert UNTOLD in judged.verdicts[0].unobserved
     assert any("the same rank is named by" in line for line in judged.verdicts[0].evidence)
+
+
+def without_ids(log: str) -> str:
+    """As before 2.18: no line gives a communicator an id, and only its completion is logged."""
+    lines = [line for line in log.splitlines(keepends=True) if "Init START" not in line]
+    return re.sub(r" commId 0x[0-9a-f]+", "", "".join(lines))
+
+
+@pytest.mark.parametrize("bus", [True, False])
+def test_logs_of_releases_that_give_no_ids_are_joined_by_size_and_order(tmp_path: Path, bus: bool) -> None:
+    log = without_ids(STUCK) if bus else re.sub(r"busId [0-9a-f]+ ", "", without_ids(STUCK))
+    verdict = verdict_of(read(tmp_path, log))
+    assert (verdict.verdict_class, [culprit.rank for culprit in verdict.culprits]) == (VerdictClass.NOT_ENTERED, [1])
+    assert verdict.communicator is not None and verdict.communicator.nranks == 4
+
+
+def test_communicators_without_an_id_are_left_out_where_a_rank_would_be_there_twice(tmp_path: Path) -> None:
+    """Two jobs, or two groups of one size: which processes belong together is not in the log."""
+    log = without_ids(STUCK)
+    other = log.replace("node:", "other:")
+    job = read(tmp_path, log, other)
+    assert "left out: 8 communicators without an id" in job.problems
+    assert not verdict_of(job).verdict_class.accuses
+
+
+@pytest.mark.parametrize("before", ["[1,0]<stdout>:", "(RayTrainWorker pid=615, ip=10.72.7.6) ", " 2025-02-18 12:54 ", "3: "])
+def test_what_others_put_before_a_line_does_not_matter(tmp_path: Path, before: str) -> None:
+    verdict = verdict_of(read(tmp_path, "".join(before + line for line in STUCK.splitlines(keepends=True))))
+    assert [culprit.rank for culprit in verdict.culprits] == [1]

@@ -48,7 +48,15 @@ def test_ranks_that_do_the_same_at_other_times_share_nothing() -> None:
         Stream(2, function, other),
         Stream(3, function, other),
     ]
-    assert shared(streams) == [[0, 1], [2, 3]]
+    assert shared(streams) == [[(0, 0), (1, 0)], [(2, 0), (3, 0)]]
+
+
+def test_a_window_that_begins_later_is_lined_up() -> None:
+    rng = np.random.default_rng(5)
+    ends = np.cumsum(rng.integers(10_000_000, 30_000_000, 40))
+    whole, later = Stream(0, (1,) * 40, ends), Stream(1, (1,) * 37, ends[2:39] + 5_000_000_000)
+    assert shared([whole, later]) == [[(0, 0), (1, 2)]]
+    assert shared([whole, Stream(1, (1,) * 30, ends[9:39])]) == []
 
 
 def test_two_gpus_in_one_file_are_two_ranks(tmp_path: Path) -> None:

@@ -337,3 +337,76 @@ def test_where_nobody_is_named_whose_counts_differ_is_told(tmp_path: Path) -> No
     verdict = verdict_of(read(changed(FIXTURES / "2.29.2-healthy.json", other, tmp_path / "x")))
     assert verdict.verdict_class is VerdictClass.UNKNOWN
     assert any("rank 1 called AllGather 1 times" in line for line in verdict.evidence)
+
+
+# --- text as people pass it on -----------------------------------------------------------------------------------------------
+
+TABLE = """Job summary
+===========
+
+  Nodes  Processes         GPUs  Processes     GPUs
+(total)   per node  per process    (total)  (total)
+      4          8            1         32       32
+
+Communicators... (0.00s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         4         8        32        32   RUNNING  {}
+
+"""
+AHEAD = """Warnings
+========
+
+#0-0 (fa93daea854b060b) MISMATCH
+  Communicator ranks have different AllGather operation counts
+  30 ranks have launched up to operation 640
+  2 ranks have launched up to operation 641
+  Rank 12 -- GPU 4 managed by process 323032 on node 10.0.0.4
+  Rank 13 -- GPU 5 managed by process 323033 on node 10.0.0.4
+"""
+MISSING = """Errors
+======
+
+INCOMPLETE
+  Missing communicator data from 1 job process
+  Process 3487984 on node 10.0.0.3 managing GPU 5
+
+#0-0 (cf264af53edbe986) INCOMPLETE
+  Missing communicator data from 1 rank
+  The missing rank: 21
+"""
+
+
+def passed_on(folder: Path, *answers: str) -> Ingested:
+    """Answers from their summary on, a minute apart."""
+    files = []
+    for number, answer in enumerate(answers):
+        files.append(folder / f"{number}.txt")
+        files[-1].write_text(answer)
+        os.utime(files[-1], (1_800_000_000 + 60 * number,) * 2)
+        assert Ras().recognises(files[-1].read_bytes()[:HEAD_BYTES], files[-1])
+    [job] = Ras().read(files)
+    return job
+
+
+def test_one_look_at_most_ranks_behind_a_few_accuses_nobody(tmp_path: Path) -> None:
+    verdict = verdict_of(passed_on(tmp_path, TABLE.format("MISMATCH") + AHEAD))
+    assert verdict.verdict_class is VerdictClass.UNKNOWN and not verdict.culprits
+    assert verdict.summary.startswith("ranks 12-13 have launched more than the other 30 of 32")
+
+
+def test_ranks_that_the_text_does_not_name_have_no_made_up_host(tmp_path: Path) -> None:
+    answer = TABLE.format("MISMATCH") + AHEAD
+    verdict = verdict_of(passed_on(tmp_path, answer, answer))
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED
+    assert {(culprit.host, culprit.pid) for culprit in verdict.culprits} == {("", None)}
+    assert "unnamed" not in verdict.summary + "".join(verdict.evidence)
+
+
+def test_a_missing_rank_is_the_one_missing_process(tmp_path: Path) -> None:
+    verdict = verdict_of(passed_on(tmp_path, TABLE.format("INCOMPLETE") + MISSING))
+    [culprit] = verdict.culprits
+    assert (culprit.rank, culprit.pid, culprit.host) == (21, 3487984, "10.0.0.3")
+    assert verdict.stage == "" and verdict.communicator is not None and not verdict.communicator.role
