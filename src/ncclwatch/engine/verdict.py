@@ -12,14 +12,14 @@ from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, HiddenNod
 from ncclwatch.engine.evidence.nics import PortDown
 from ncclwatch.engine.job import Job
 from ncclwatch.model.verdict import Culprit, OperationRef, Step, StepKind, Verdict, VerdictClass
-from ncclwatch.text import compressed
+from ncclwatch.text import compressed, fit
 
 EVIDENCE_LINES = 12
 """Bound: lines of evidence."""
 NAMED, NAMED_RANKS = 4, 8
 """Bound: culprits that a summary names, and ranks without more about them; of more only the number is told."""
-LISTED = 6
-"""Bound: communicators with unobserved ranks that are listed; of more only the number is told."""
+LISTED, LISTED_CELLS = 6, 60
+"""Bound: communicators with unobserved ranks that are listed, and letters for whose; of more only the number is told."""
 FACTS_SHOWN = 6
 """Bound: facts of one kind by one rule that the trail shows; of more only the number is told."""
 
@@ -170,12 +170,12 @@ def _unobserved(case: Case, found: Hypothesis) -> tuple[str, ...]:
 def _not_read(job: Job) -> tuple[str, ...]:
     """Signals that could not be read, each once, and communicator ranks that were not observed."""
     lines = [f"{name}: {reason}" for member in job.members for name, reason in member.last.unavailable.items()]
-    torn = sum([sample.torn for member in job.members for sample in member.samples])
-    if torn:
+    if torn := sum([sample.torn for member in job.members for sample in member.samples]):
         lines.append(f"{torn} structures changed while they were read and were dropped")
     incomplete = [group for group in job.groups.values() if len(group.members) < group.nranks]
     lines += [
-        f"communicator {group.hash:016x}: {group.nranks - len(group.members)} of {group.nranks} ranks were not observed"
+        f"communicator {group.hash:016x}: {len(gone := group.missing)} of {group.nranks} ranks were not observed"
+        f" ({fit(compressed(gone), LISTED_CELLS)})"
         for group in incomplete[:LISTED]
     ]
     if len(incomplete) > LISTED:

@@ -148,7 +148,8 @@ def delay_matrix(waits: WaitMatrix, names: Mapping[int, str]) -> str:
             )
     parts.append(_text(left, 14, "waited for →", size=11, weight="bold"))
     parts.append(_text(2, top - 8, "waiting ↓", size=10, weight="bold"))
-    drawing = svg(left + len(ranks) * size + 4, top + len(ranks) * size + 4, parts, "who waited for whom")
+    # The heading stands above however few ranks.
+    drawing = svg(left + max(len(ranks) * size, 90.0) + 4, top + len(ranks) * size + 4, parts, "who waited for whom")
     hidden = len(waits.ranks) - len(ranks)
     return drawing + (f"<p>{hidden} ranks that wait less are left out</p>" if hidden > 0 else "")
 

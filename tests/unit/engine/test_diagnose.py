@@ -740,3 +740,9 @@ def test_an_error_that_nccl_reports_is_told_where_nothing_is_open() -> None:
     assert verdict.verdict_class is VerdictClass.ERROR and verdict.rules == ("nothing-open",)
     assert [culprit.rank for culprit in verdict.culprits] == [1]
     assert verdict.culprits[0].reason == "reports ncclSystemError"
+
+
+def test_the_ranks_of_a_communicator_that_nobody_looked_at_are_told_by_number() -> None:
+    ranks = [rank for rank in frozen_ring(2, world=8) if rank.rank not in (4, 5, 7)]
+    unobserved = diagnose(looks(ranks, count=20)).unobserved
+    assert [line for line in unobserved if line.endswith("3 of 8 ranks were not observed (4-5,7)")], unobserved
