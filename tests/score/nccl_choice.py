@@ -1,6 +1,7 @@
 """The quick scenarios with NCCL's own choice of algorithm and protocol, over NVLink inside nodes and sockets between them.
 
     python -m score.nccl_choice --save FOLDER          # root: plays them, a minute each, and judges each recording once
+    python -m score.nccl_choice --save FOLDER --again  # judges what lies there as the engine judges now
 
 Releases and message sizes take turns. What can be seen of each fault was written down before (:mod:`score.observable`).
 """
@@ -13,7 +14,7 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.simulate.layout import node_of
 from ncclwatch.simulate.scenario import Scenario, ScoreClass, load_all
 from ncclwatch.simulate.testbed import plan
+from ncclwatch.store.replay import Recordings
 from score.observable import GPU, why_hidden
-from score.real import Attach, Outcome, Recording, Roster, Run, Transport, as_played, obstacle, record
+from score.real import Attach, Outcome, OwnLines, Recording, Roster, Run, Saved, Transport, as_played, obstacle, record
 from score.scoring import Tally
 from score.stalls import where_it_stalled
 from score.table import REAL, grid
@@ -112,6 +114,23 @@ def play(scenario: Scenario, nccl: str, ranks_per_node: int, nbytes: tuple[int, 
     return found
 
 
+def again(folder: Path, scenarios: Mapping[str, Scenario]) -> Iterator[Judged]:
+    """Judge the recordings of a folder anew."""
+    for line in (folder / "results.jsonl").read_text("utf-8").splitlines():
+        before = json.loads(line)
+        ranks_per_node, (small, large) = before["ranks_per_node"], before["nbytes"]
+        base = scenarios[before["scenario"].split(f"-{ranks_per_node}-a-node-")[0]]
+        played = cast(base, ranks_per_node, (small, large), before["nccl"])
+        attach = Attach(before["attach"])
+        run = Run(played, before["nccl"], Transport.P2P, (attach,), save_to=str(folder))
+        saved = Saved.load(run.path(attach))
+        own = OwnLines(tuple(saved.iterations), saved.stalled, tuple(before["chosen"]))
+        with Recordings([run.path(attach)]) as recordings:
+            recording = Recording([batch for _, _, batch in recordings.batches()], own)
+        scenario = where_it_stalled(played, saved.stalled)
+        yield judge(scenario, recording, saved.since, run, attach, (small, large), before["note"])
+
+
 def judge(
     scenario: Scenario, recording: Recording, since: float, run: Run, attach: Attach, nbytes: tuple[int, int], note: str
 ) -> Judged:
@@ -165,13 +184,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--nccl", default=",".join(RELEASES), help="releases, by turns")
     parser.add_argument("--only", default="", help="only scenarios whose name contains this")
     parser.add_argument("--save", type=Path, required=True, help="folder for the recordings and results")
+    parser.add_argument("--again", action="store_true", help="play nothing: judge what lies there")
     options = parser.parse_args(arguments)
+    scenarios = {scenario.name: scenario for scenario in load_all(Path(__file__).resolve().parent.parent / "scenarios", "")}
+    if options.again:
+        print(tables(list(again(options.save, scenarios))))
+        return 0
     if os.geteuid() != 0:
         print("real runs need root: memory of other processes is read, and probes are attached", file=sys.stderr)
         return 1
     options.save.mkdir(parents=True, exist_ok=True)
     releases = options.nccl.split(",")
-    scenarios = {scenario.name: scenario for scenario in load_all(Path(__file__).resolve().parent.parent / "scenarios", "")}
     for nccl in releases:
         build(nccl)
     judged, failed = list[Judged](), 0
