@@ -33,6 +33,9 @@ ROOT = HERE.parent.parent
 VERSIONS = ("2.21.5", "2.27.5", "2.32.3")
 """Releases the tests cover; 2.19.3 runs too, for reading communicators that have no magics."""
 
+LIBRARY = "libtestjob.so"
+"""The job as a library, beside its program."""
+
 Transport = Literal["socket", "shm", "p2p", "mixed", "ib"]
 WaitFor = Literal["running", "ready", "nothing"]
 
@@ -74,8 +77,11 @@ def library(version: str) -> Path:
     return cache_folder().resolve() / version / "lib" / "libnccl.so.2"
 
 
-def build(version: str) -> Path:
-    """Build the testbed for one release, if anything changed, and return the program. Raises JobError."""
+def build(version: str, *targets: str) -> Path:
+    """Build the testbed for one release, if anything changed, and return the program. Raises JobError.
+
+    ``targets`` are files of its folder that are made besides.
+    """
     if not available(version):
         raise JobError(f"NCCL {version} is not in {cache_folder()}; run `make nccl`, or set NCCL_CACHE")
     folder = build_folder()
@@ -85,6 +91,7 @@ def build(version: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     command = ["make", "-s", "-C", str(HERE), f"NCCL_CACHE={cache_folder().resolve()}", f"BUILD={folder.resolve()}"]
     command += [f"VERSIONS={version}", f"PYTHON={sys.executable}"]
+    command += ["all", *(str(folder.resolve() / version / target) for target in targets)] if targets else []
     with (folder / ".lock").open("w") as lock:  # tests may run side by side
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -100,7 +107,8 @@ class Job:
     Without it, `transport` decides: "socket" puts every rank on its own host, "shm" all on one, "p2p" too, with direct access
     between their GPUs, "mixed" all but the last on one; "ib" is "socket" with NCCL's InfiniBand transport allowed.
     `iterations` None runs until stopped. `extra` are further options of the program (program/options.h). `env` adds to or, with
-    None as a value, removes from the environment of all ranks. `wrap` is a command each rank runs under. `enter` gives the
+    None as a value, removes from the environment of all ranks. `wrap` is a command each rank runs under. `python` makes
+    each rank a Python process, with the fault and the file that python_rank.py takes. `enter` gives the
     command (nsenter and its options) that starts the ranks of one host in namespaces of their own (netns.py).
     `algorithm` and `protocol` become NCCL_ALGO (Tree of AllReduce alone, which no other collective has) and NCCL_PROTO; with
     another protocol than Simple, NCCL decides by itself which Send/Recv go by LL. `as_nccl_likes` leaves all of that to NCCL.
@@ -124,6 +132,7 @@ class Job:
         extra: Sequence[str] = (),
         env: Mapping[str, str | None] | None = None,
         wrap: Sequence[str] = (),
+        python: Sequence[str] = (),
         enter: Callable[[int], Sequence[str]] | None = None,
         algorithm: str = "Ring",
         protocol: str = "Simple",
@@ -141,6 +150,7 @@ class Job:
         self.library = library(nccl)
         self._env = (_tuned(nccl, algorithm, protocol) if not as_nccl_likes else _AS_NCCL_LIKES) | dict(env or {})
         self._wrap = list(wrap)
+        self._python = list(python)
         self._enter = enter
         self._wait_for = wait_for
         self._start_timeout = start_timeout
@@ -154,13 +164,13 @@ class Job:
 
     def start(self) -> Self:
         """Start all ranks and wait as asked for. Raises JobError, with nothing left running."""
-        program = build(self.nccl)
+        program = build(self.nccl, *[LIBRARY] * bool(self._python))
         self._folder = Path(tempfile.mkdtemp(prefix="ncclwatch-job-"))
         try:
             for rank in range(self.ranks):
                 log = self.log_path(rank).open("wb")
                 self._logs.append(log)
-                command = [*self._wrap, str(program), "--run-dir", str(self._folder), *self._arguments]
+                command = [*self._wrap, *self._rank(program), "--run-dir", str(self._folder), *self._arguments]
                 enter = list(self._enter(_place(self.hosts, rank)[0])) if self._enter is not None else []
                 self._processes.append(
                     subprocess.Popen(
@@ -180,6 +190,11 @@ class Job:
             self.close()
             raise
         return self
+
+    def _rank(self, program: Path) -> list[str]:
+        if not self._python:
+            return [str(program)]
+        return [sys.executable, str(HERE / "python_rank.py"), str(program.with_name(LIBRARY)), *self._python]
 
     def __enter__(self) -> Self:
         return self.start()

@@ -36,6 +36,7 @@ def test_a_rank_that_was_killed_for_want_of_memory() -> None:
                         greedy.stdin.close()
                         attached.wait_line("DEAD  rank 2")
                         attached.wait_line("it was killed for want of memory")
+                        attached.wait_line("killed-for-memory (judged ")
                     finally:
                         greedy.kill()
                         greedy.wait()

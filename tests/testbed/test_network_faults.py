@@ -126,6 +126,7 @@ def test_a_link_that_goes_down_hangs_the_job_and_is_named(layout: str) -> None:
         check_link_verdict(job, verdict)
         down = f"{network.link(CUT).nic} (netns {event['namespace']}) on"
         assert any(down in line and "is down" in line for line in verdict["evidence"]), named(verdict)
+        assert verdict["knowledge"][0]["row"] in ("port-down", "path-dead"), verdict["knowledge"]
         assert [job.progress(rank) for rank in range(job.ranks)] == before, "the job was to hang"
         network.link(CUT).up()
         watcher.wait_for("recovery", id=hangs_told(watcher)[-1]["id"])

@@ -34,6 +34,7 @@ _COMMANDS: dict[str, str] = {
     "compare": "How the processes of a job differ.",
     "topology": "Groups, roles and layout, from calls or from counts.",
     "flows": "Connections over the network: rates, latency, retries.",
+    "tuning": "What NCCL chose, and the links it leaves empty.",
     "paths": "Which flow takes which path; probes, plans.",
     "probe": "Is a path dead, or the application silent?",
     "agent": "Send what this node shows to an engine.",

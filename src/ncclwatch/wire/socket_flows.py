@@ -39,7 +39,8 @@ COUNTED_EVERY_NS = 1_000_000_000
 class SocketJudgement:
     """``bandwidth`` and ``expected`` are bytes a second of busy time; ``retransmitted`` segments in the last 30 s.
 
-    ``moved`` are bytes since the connection was made, acknowledged by the other end or received, until ``time_ns`` (monotonic).
+    ``moved`` are bytes since the connection was made, acknowledged by the other end or received, until ``time_ns`` (monotonic);
+    ``busy_us`` is for how long the busiest of its sockets has had something to send.
     """
 
     state: FlowState
@@ -50,6 +51,7 @@ class SocketJudgement:
     retransmitted: int | None
     moved: int = 0
     time_ns: int = 0
+    busy_us: int = 0
 
 
 @dataclass
@@ -86,7 +88,8 @@ class SocketWatch:
         self._last = (now_ns, moved, busy)
         retransmitted = self._sent_again(facts.retransmits, now_ns)
         state, reason = self._state(sockets, facts, retransmitted, progressed and not first, now_ns)
-        return SocketJudgement(state, reason, facts, self._bandwidth, self.expected, retransmitted, moved, now_ns)
+        busiest = max(s.busy_us or 0 for s in sockets)
+        return SocketJudgement(state, reason, facts, self._bandwidth, self.expected, retransmitted, moved, now_ns, busiest)
 
     @property
     def expected(self) -> float | None:

@@ -1,0 +1,81 @@
+"""The cause that a verdict tells, of faults that are real: what happened to which rank, and nothing of the others.
+
+A line of the tables below is a fault of one rank, and the row of knowledge that must come first. Of faults that are not here
+docs/knowledge.md names the test that plays them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.job import Job
+from testbed.watcher import live, pids, run
+
+pytestmark = pytest.mark.attach
+
+VICTIM = 1
+RANKS = 3
+
+HANGS = {
+    # Fault of Python → row, what the rank is said to be doing.
+    "loader": ("data-loader", "data-loader"),
+    "gil": ("gil-held", "gil-held"),
+    "user": ("user-code", "user-code"),
+}
+ENDS: dict[str, tuple[Callable[[Job, Path], None], str]] = {
+    "killed": (lambda job, file: job.kill(VICTIM), "crashed-by-signal"),
+    "exception": (lambda job, file: strike(file), "left-with-status"),
+}
+
+
+def strike(file: Path) -> None:
+    """The victim's fault begins."""
+    made = file.with_suffix(".new")
+    made.write_text(str(VICTIM))
+    made.rename(file)
+
+
+def job(fault: str, file: Path) -> Job:
+    return Job(nccl="2.27.5", ranks=RANKS, count=1 << 12, extra=("--pause-us", "20000"), python=(fault, str(file)))
+
+
+def check(verdict: dict[str, Any], row: str) -> None:
+    """The victim alone, and the row first."""
+    assert [one["rank"] for one in verdict["culprits"]] == [VICTIM], verdict
+    assert verdict["knowledge"][0]["row"] == row, verdict["knowledge"]
+
+
+@pytest.mark.parametrize("fault", HANGS)
+def test_what_a_rank_does_instead_is_the_cause(tmp_path: Path, fault: str) -> None:
+    row, doing = HANGS[fault]
+    with job(fault, tmp_path / "fault") as running:
+        healthy = json.loads(run("diagnose", "--json", *pids(running)).stdout)
+        assert (healthy["class"], healthy["culprits"], healthy["knowledge"]) == ("running", [], []), healthy
+        strike(tmp_path / "fault")
+        # A thread that wants the GIL wakes every 5 ms, if the machine lets it: one look in several must see it.
+        for _ in range(6 if fault == "gil" else 1):
+            verdict = json.loads(run("diagnose", "--json", "--wait", "20", *pids(running)).stdout)
+            if doing in verdict["culprits"][0]["doing"]:
+                break
+        check(verdict, row)
+        assert doing in verdict["culprits"][0]["doing"], verdict
+        # Their loops are alike, and nothing of that kind is said of those that wait.
+        others = [one for one in json.loads(run("stacks", "--json", *pids(running)).stdout) if one["rank"] != VICTIM]
+        assert len(others) == RANKS - 1
+        assert not any(doing in one["doing"] for one in others if doing != "user-code"), others
+
+
+@pytest.mark.parametrize("fault", ENDS)
+def test_how_a_rank_ended_is_the_cause(tmp_path: Path, fault: str) -> None:
+    begin, row = ENDS[fault]
+    with job("raise", tmp_path / "fault") as running, live(*pids(running)) as watcher:
+        watcher.wait_for("rank", count=2 * RANKS)
+        assert not watcher.of("verdict")
+        begin(running, tmp_path / "fault")
+        verdict = watcher.wait_for("verdict")["verdict"]
+        check(verdict, row)
