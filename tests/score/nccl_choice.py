@@ -173,9 +173,12 @@ def _counts(part: Sequence[Judged]) -> list[str]:
     healthy = [one for one in part if one.score_class == ScoreClass.CLEAN]
     faults = [one for one in part if one not in healthy]
     shown, hidden = [one for one in faults if not one.hidden], [one for one in faults if one.hidden]
-    share = lambda those: f"{sum(one.as_expected for one in those)}/{len(those)}" if those else "-"  # noqa: E731
     releases = ", ".join(sorted({one.nccl for one in part}))
-    return [releases, share(shown), share(hidden), share(healthy), str(sum(bool(one.innocents) for one in part))]
+    return [releases, *map(_share, (shown, hidden, healthy)), str(sum(bool(one.innocents) for one in part))]
+
+
+def _share(those: Sequence[Judged]) -> str:
+    return f"{sum(one.as_expected for one in those)}/{len(those)}" if those else "-"
 
 
 def main(arguments: list[str] | None = None) -> int:
