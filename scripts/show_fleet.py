@@ -92,7 +92,7 @@ class Fleet:
         judge = ("fleet", "judge", "--bus", bus, "--history", str(self.history))
         self.judges = [self._daemon(*judge) for _ in range(JUDGES)]
         say(f"{WORKERS} hearing workers, {JUDGES} judges that keep a history in {self.history}")
-        self._daemon("serve", "--fleet", bus, "--bind", f":{self._page_port}")
+        self._daemon("serve", "--fleet", bus, "--bind", f":{self._page_port}", "--history", str(self.history))
         network = self._stack.enter_context(Network(hosts=HOSTS, containers=True))
         self.job = self._stack.enter_context(
             network.job(self.nccl, HOSTS * EACH, hosts=(EACH,) * HOSTS, count=1 << 16, extra=("--pause-us", "20000"))

@@ -2,16 +2,18 @@
 
     PYTHONPATH=src:tests python -m fleet.kills --kills 200 [--seed 1]
 
-Two hearing workers and two judges run as they are installed, a real nats-server keeps its store. Each turn something dies by
-SIGKILL and is begun again: an agent (simulated: a new life), nats-server, a worker, or a judge; or a judge is stopped by SIGSTOP
-and goes on seconds later, when another has taken over. In between a process of one of
-two jobs stops, or goes on. At the end the log of verdicts must hold each hold-up once, with the rank that was stopped, and each
-end of one, in their order, and nothing else.
+Two hearing workers, two judges, each with a writer of one history, and the page run as they are installed, a real nats-server
+keeps its store. Each turn something dies by SIGKILL and is begun again: an agent (simulated: a new life), nats-server, a worker,
+a judge with its writer, or the page; or a judge is stopped by SIGSTOP and goes on seconds later, when another has taken over. In
+between a process of one of two jobs stops, or goes on. At the end the log of verdicts must hold each hold-up once, with the rank
+that was stopped, and each end of one, in their order, and nothing else; the history every verdict of the log once, or a gap that
+is told at its time; and the page what stands.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,25 +31,28 @@ from pathlib import Path
 import msgspec
 from nats.errors import Error as NatsError
 
-from fleet.servers import NatsServer, running
+from fleet.servers import NatsServer, free_port, running
 from fleet.simulated import Agents
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.fleet import streams
 from ncclwatch.fleet.connection import Connection
 from ncclwatch.fleet.verdict_log import Record
+from ncclwatch.history.query import History
 from ncclwatch.messaging.bus_keys import Access
 from ncclwatch.messaging.subjects import BATCHES, VERDICTS, verdict
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 """A machine that is busy with real jobs may need long; how long a takeover took is printed, not asserted."""
-KINDS = ("agent", "nats-server", "worker", "judge", "stopped judge")
+KINDS = ("agent", "nats-server", "worker", "judge", "stopped judge", "page")
+LATE_S = 30.0
+"""A verdict reaches a history's journal within that, on a machine that is busy with real jobs."""
 STOPPED_S = 2.0, 8.0
 """For how long a judge is stopped (SIGSTOP, then SIGCONT): shorter and longer than a lease runs."""
 
 
 @dataclass
 class Fleet:
-    """Two workers and two judges on a server."""
+    """Two workers, two judges and a page on a server."""
 
     server: NatsServer
     folder: Path
@@ -54,13 +60,24 @@ class Fleet:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     begun: Counter[str] = field(default_factory=Counter)
     """How often each was."""
+    port: int = field(default_factory=free_port)
+    """Of the page."""
+
+    @property
+    def history(self) -> Path:
+        """What the judges keep."""
+        return self.folder / "history"
 
     def begin(self, name: str) -> None:
-        command = [sys.executable, "-m", "ncclwatch", "fleet", "hear" if name.startswith("worker") else "judge"]
         options = ["--bus", self.server.address, "--lease", str(self.lease_s), "--json"]
+        command = {
+            "worker": ["fleet", "hear", *options], "judge": ["fleet", "judge", *options, "--history", str(self.history)],
+            "page": ["serve", "--fleet", self.server.address, "--bind", f":{self.port}", "--history", str(self.history)],
+        }[name.rstrip("01")]  # fmt: skip
         self.begun[name] += 1
         with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen([*command, *options], stdout=log, stderr=log, env=os.environ)
+            whole = [sys.executable, "-m", "ncclwatch", *command]
+            self.processes[name] = subprocess.Popen(whole, stdout=log, stderr=log, env=os.environ)
 
     def kill(self, name: str) -> None:
         process = self.processes.pop(name)
@@ -83,6 +100,9 @@ class Outcome:
     told_s: list[float] = field(default_factory=list)
     """From the moment a process stopped to the record of the verdict."""
     findings: int = 0
+    kept: int = 0
+    """Verdicts that the history has; ``in_gaps``: that it says it does not have."""
+    in_gaps: int = 0
     faults: list[str] = field(default_factory=list)
     trail: list[str] = field(default_factory=list)
     """What was done when."""
@@ -93,7 +113,8 @@ class Outcome:
             f"{sum(self.kills.values())} kills ({kinds}), {self.findings} hold-ups, {len(self.faults)} faults\n"
             f"jobs taken over by a judge that ran: {_spread(self.takeovers_s)}\n"
             f"by one that had to begin first: {_spread(self.alone_s)}\n"
-            f"from a stop to its verdict: {_spread(self.told_s)}"
+            f"from a stop to its verdict: {_spread(self.told_s)}\n"
+            f"the history has {self.kept} verdicts, and tells a gap at the time of {self.in_gaps}"
         )
 
 
@@ -110,7 +131,7 @@ class Trial:
         self._expected: dict[int, list[tuple[str, int]]] = {0: [], 1: []}
 
     def run(self, kills: int) -> None:
-        for name in ("worker0", "worker1", "judge0", "judge1"):
+        for name in ("worker0", "worker1", "judge0", "judge1", "page"):
             self._fleet.begin(name)
         self._agents.start()
         try:
@@ -125,11 +146,13 @@ class Trial:
                     self._toggle(self._chance.randrange(2))
             for job in (0, 1):
                 self._settled(job)
+                self._wait("the page shows what stands", partial(self._shows, job))
         finally:
             self._agents.close()
             self._fleet.close()
         for job in (0, 1):
             self._compare(job)
+        self._compare_history()
 
     # --- what happens --------------------------------------------------------------------------------------------------
 
@@ -145,6 +168,9 @@ class Trial:
             process.send_signal(signal.SIGSTOP)
             time.sleep(self._chance.uniform(*STOPPED_S))
             process.send_signal(signal.SIGCONT)
+        elif kind == "page":
+            self._fleet.kill("page")
+            self._fleet.begin("page")
         else:
             self._kill_process(kind, self._chance.randrange(2))
 
@@ -245,6 +271,40 @@ class Trial:
                 return
             assert time.monotonic() < until, f"not seen within {PATIENCE_S:.0f} s: {what}"
             time.sleep(0.1)
+
+    def _shows(self, job: int) -> bool:
+        """Whether the page, which may have begun just now, shows a job as the log has it."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._fleet.port}/api/jobs", timeout=10) as answer:
+                lines = {line["job"]: line for line in json.load(answer)["jobs"]}
+        except (OSError, ValueError):
+            return False
+        line = lines.get(self._agents.name_of(job), {})
+        stuck = self._agents.stuck.get(job)
+        return bool(
+            line.get("class") == "stopped" and f"rank {stuck} " in line["summary"] if stuck is not None else line.get("calm")
+        )
+
+    def _compare_history(self) -> None:
+        """Every verdict of the log once, but of times of which the history says that they are missing."""
+        with History(str(self._fleet.history)) as history:
+            kept = Counter(history.ask("SELECT verdict_id FROM verdicts WHERE kind = 'verdict' AND class NOT LIKE 'slow%'").rows)
+            gaps = history.ask("SELECT epoch(since), epoch(until) FROM gaps").rows
+        for job in (0, 1):
+            for record in self._said(job):
+                if record.type != "verdict" or record.verdict is None:
+                    continue
+                at = record.at_ns / 1e9
+                if kept[record.verdict["id"],] > 0:
+                    kept[record.verdict["id"],] -= 1
+                    self.outcome.kept += 1
+                elif any(since - LATE_S < at < until + LATE_S for since, until in gaps):
+                    self.outcome.in_gaps += 1
+                else:
+                    self.outcome.faults.append(
+                        f"the history has neither verdict {record.verdict['id']} of {at:.1f} nor a gap then"
+                    )
+        self.outcome.faults += [f"the history has verdict {found} {times} times too often" for (found,), times in (+kept).items()]
 
     def _compare(self, job: int) -> None:
         ids = Counter(record.id for record in self._said(job))

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ncclwatch.messaging.subjects import MAPPING
+
 PATIENCE_S = 60.0
 """A server is there in a fraction of a second; a machine that is busy with real jobs may need longer."""
 
@@ -23,9 +25,11 @@ def free_port() -> int:
 
 
 class NatsServer:
-    """One nats-server. ``config``: more of its configuration, beside address and store; ``folder`` keeps all it writes."""
+    """One nats-server. ``config``: more of its configuration, beside address and store; ``folder`` keeps all it writes;
+    ``mapped``: whether it divides nodes into parts, as ``packaging/nats`` has it done.
+    """
 
-    def __init__(self, folder: Path, config: str = "", scheme: str = "nats") -> None:
+    def __init__(self, folder: Path, config: str = "", scheme: str = "nats", *, mapped: bool = True) -> None:
         found = shutil.which("nats-server") or "/usr/sbin/nats-server"
         assert Path(found).exists(), "nats-server is not installed (scripts/fleet-packages.txt)"
         self._program, self.folder, self.port = found, folder, free_port()
@@ -33,9 +37,9 @@ class NatsServer:
         self.address = f"{scheme}://127.0.0.1:{self.port}"
         self.config = folder / "nats-server.conf"
         self.log = folder / "nats-server.log"
-        self.config.write_text(
-            f'server_name: "test"\nlisten: "127.0.0.1:{self.port}"\njetstream {{ store_dir: "{folder / "store"}" }}\n{config}\n'
-        )
+        mapping = f"mappings {{ {MAPPING} }}" if mapped else ""
+        store = f'jetstream {{ store_dir: "{folder / "store"}" }}'
+        self.config.write_text(f'server_name: "test"\nlisten: "127.0.0.1:{self.port}"\n{store}\n{mapping}\n{config}\n')
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -83,9 +87,9 @@ class NatsServer:
 
 
 @contextmanager
-def running(folder: Path, config: str = "", scheme: str = "nats") -> Iterator[NatsServer]:
+def running(folder: Path, config: str = "", scheme: str = "nats", *, mapped: bool = True) -> Iterator[NatsServer]:
     """A server that runs, and is gone afterwards."""
-    server = NatsServer(folder, config, scheme)
+    server = NatsServer(folder, config, scheme, mapped=mapped)
     try:
         server.start()
         yield server

@@ -12,7 +12,7 @@ from fleet.kills import trial
 KILLS = int(os.environ.get("NCCLWATCH_KILLS", "4"))
 
 
-@pytest.mark.timeout(120 + 120 * KILLS)
+@pytest.mark.timeout(300 + 120 * KILLS)
 def test_every_verdict_is_told_once_whatever_dies(tmp_path: Path) -> None:
     outcome = trial(KILLS, int(os.environ.get("NCCLWATCH_SEED", "7")), tmp_path)
     print(outcome.text())

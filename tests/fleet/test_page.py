@@ -13,10 +13,14 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from fleet.browser import WAIT_MS, browser, tab
+from ncclwatch.history.rows import Run
+from ncclwatch.model.looks import ProcessLook
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.serve.access import Rules
 from ncclwatch.serve.feed import RECORDED, RecordedFeed
+from ncclwatch.serve.remembered import Remembered
 from ncclwatch.view.frame import View
+from unit.histories import incident, keep
 from unit.serve.served import PushedFeed, Served, served
 from unit.views import TIME, verdict_of, view
 
@@ -124,6 +128,40 @@ def test_a_link_holds_job_rank_and_moment(chromium: Browser) -> None:
         # A moment that is not kept is said to be none.
         page.goto(f"{at.url}/?job=one&t={TIME - 4000}")
         expect(page.locator("#notice")).to_contain_text("not kept")
+        assert wrong == []
+
+
+def test_stacks_and_the_history_of_a_node(chromium: Browser, tmp_path: Path) -> None:
+    now, hour = time.time_ns(), 3600 * 10**9
+    rows = [
+        *incident(Run("llama", "r1"), "node000", now - hour, stood_s=60.0),
+        *incident(Run("llama", "r1"), "node9", now - 2 * hour),
+    ]
+    keep(tmp_path, rows)
+    frames = (
+        ("wait", "threading.py", "wait (threading.py:327)"),
+        ("_next_data", "dataloader.py", "_next_data (dataloader.py:1401)"),
+    )
+    look = ProcessLook("node000", 1005, TIME, "S", ("sleeping",), frames, kernel="main thread sleeping in futex_do_wait")
+    stuck = View(replace(hung(16, 5).frame, stacks=(look, replace(look, pid=77, frames=(("f", "f", HOSTILE),)))))
+    with served([PushedFeed("one", stuck)], past=Remembered(str(tmp_path))) as at, tab(chromium) as (page, wrong):
+        opened(page, at)
+        expect(page.locator("#stacks article")).to_have_count(2)
+        expect(page.locator("#stacks article").first).to_contain_text("rank 5 node000, pid 1005")
+        expect(page.locator("#stacks .frames li").nth(1)).to_have_text("_next_data (dataloader.py:1401)")
+        expect(page.locator("#stacks")).to_contain_text("futex_do_wait")
+        page.locator(".verdict a", has_text="history of node000").click()
+        expect(page.locator("#history-title")).to_have_text("History of node000")
+        expect(page.locator("#history-says")).to_contain_text("blamed 1 time since")
+        expect(page.locator("#history-found")).to_contain_text("recovered after 1m00s")
+        expect(page).to_have_url(re.compile(r"/\?node=node000$"))
+        page.keyboard.press("h")
+        expect(page.locator("#history-found tbody tr")).to_have_count(2)
+        page.reload()
+        expect(page.locator("#history-says")).to_contain_text("2 nodes blamed")
+        page.keyboard.press("a")
+        expect(page.locator("#jobs-title")).to_be_visible()
+        assert page.title() != "owned"
         assert wrong == []
 
 

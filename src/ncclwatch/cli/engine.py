@@ -42,11 +42,11 @@ from ncclwatch.stopping import stop_on_signals
 
 if TYPE_CHECKING:
     from ncclwatch.cli.engine_log import EngineLog
-    from ncclwatch.cli.engine_service import EngineService, Job
+    from ncclwatch.cli.engine_service import Job
     from ncclwatch.cli.history_keeper import HistoryKeeper
     from ncclwatch.cli.hooks import HookSurface
+    from ncclwatch.cli.metrics import MetricsServer
     from ncclwatch.cli.otlp import OtlpSurface
-    from ncclwatch.cli.surfaces import Surface
     from ncclwatch.engine.session import Update
     from ncclwatch.messaging.keys import Key, KnownKeys
     from ncclwatch.messaging.transport import HubMaker
@@ -94,7 +94,7 @@ def engine(
         until = float("inf") if duration is None else time.monotonic() + duration
         kept = keeping(history, "engine", service)
         with serving(metrics) as also, exporting(otlp) as exports, hooked(hook) as hooks, kept as keepers:
-            show = _shown(service, log, also, hooks, [*keepers, *exports])
+            show = _shown(log, hooks, [*keepers, *exports, *also])
             while not stop.is_set() and time.monotonic() < until:
                 service.step(show, until=until)
                 log.traffic(service)
@@ -104,11 +104,7 @@ def engine(
 
 
 def _shown(
-    service: EngineService,
-    log: EngineLog,
-    surfaces: Sequence[Surface],
-    hooks: Sequence[HookSurface],
-    takers: Sequence[HistoryKeeper | OtlpSurface],
+    log: EngineLog, hooks: Sequence[HookSurface], takers: Sequence[HistoryKeeper | OtlpSurface | MetricsServer]
 ) -> Callable[[Job, Update], None]:
     """What is done with an update of a job."""
 
@@ -118,9 +114,6 @@ def _shown(
         for hook in hooks:
             hook.take(update, job.name)
         log.update(job, update)
-        # One endpoint tells one job: the one that was heard first.
-        for surface in surfaces if job is next(iter(service.jobs.values())) else ():
-            surface.update(job.session, update)
 
     return show
 

@@ -31,6 +31,7 @@ from ncclwatch.cli.options import (
     HangAfterOption,
     JsonOption,
     KeysOption,
+    MetricsOption,
     SlowModeOption,
     TBaseOption,
     ThetaOption,
@@ -42,6 +43,7 @@ from ncclwatch.stopping import stop_on_signals
 if TYPE_CHECKING:
     from ncclwatch.cli.engine_service import Job
     from ncclwatch.cli.history_keeper import HistoryKeeper
+    from ncclwatch.cli.metrics import MetricsServer
     from ncclwatch.cli.otlp import OtlpSurface
     from ncclwatch.engine.session import Update
     from ncclwatch.fleet.connection import Connection
@@ -110,7 +112,7 @@ def judge(
     interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two verdicts.")] = 1.0,
     duration: DurationOption = None,
     as_json: JsonOption = False,
-    otlp: OtlpOption = None, history: HistoryOption = None,
+    metrics: MetricsOption = None, otlp: OtlpOption = None, history: HistoryOption = None,
     on_verdict: OnVerdictOption = None, hook_floor: HookFloorOption = HOOK_FLOOR, hook_log: HookLogOption = None,
     hook_cooldown: HookCooldownOption = HOOK_COOLDOWN_S, hook_dry_run: HookDryRunOption = False,
     traffic_every: TrafficOption = 60.0,
@@ -126,6 +128,7 @@ def judge(
     from ncclwatch.cli.engine_service import EngineService
     from ncclwatch.cli.fleet_judging import Judging
     from ncclwatch.cli.fleet_log import JudgeLog
+    from ncclwatch.cli.surfaces import serving
     from ncclwatch.engine.patience import Patience
 
     hook = hook_options(on_verdict, hook_floor, hook_cooldown, hook_log, dry_run=hook_dry_run)
@@ -142,7 +145,7 @@ def judge(
         judging = Judging(connection, name, lambda transport: service(transport=transport), log, ttl_s=lease)
         ending.callback(judging.close)
         hooks = ending.enter_context(hooked(hook))
-        beside: list[HistoryKeeper | OtlpSurface] = []
+        beside: list[HistoryKeeper | OtlpSurface | MetricsServer] = [*ending.enter_context(serving(metrics))]
         beside += ending.enter_context(keeping(history, "judge", judging.service))
         beside += ending.enter_context(exporting(otlp))
         log.begun(bus, name)

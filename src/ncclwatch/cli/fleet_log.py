@@ -49,7 +49,7 @@ class HearLog(EngineLog):
         super().__init__(as_json=as_json, traffic_every_s=traffic_every_s)
         self._every_s, self._next_s = traffic_every_s, time.monotonic() + traffic_every_s
         self._last, self._then = HearingCounts(), time.monotonic()
-        self._parts: list[int] | None = None
+        self._parts: list[str] | None = None
 
     def begun(self, address: str, name: str) -> None:
         """It looks for its share."""
@@ -57,8 +57,8 @@ class HearLog(EngineLog):
 
     def worker(self, worker: Worker) -> None:
         """What is new with a worker, and once a minute what it heard."""
-        if worker.partitions != self._parts:
-            self._parts = worker.partitions
+        if worker.parts != self._parts:
+            self._parts = worker.parts
             self._say("share", f"hears {len(self._parts)} parts of the nodes", parts=self._parts)
         for text in worker.take_news():
             self._say("peer", clean(text, 300), text=text)

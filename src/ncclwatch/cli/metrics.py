@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from ncclwatch.cli.output import note
 from ncclwatch.errors import UsageError
-from ncclwatch.report.metrics import CONTENT_TYPE, Watched, metrics
+from ncclwatch.report.metrics import CONTENT_TYPE, WatchedJobs, metrics
 from ncclwatch.text import clean
 
 if TYPE_CHECKING:
     from ncclwatch.cli.live import Session
     from ncclwatch.engine.session import Update
+    from ncclwatch.view.builder import Told
 
 MAX_SCRAPES = 4
 """Scrapes answered at a time; further ones are told to come again."""
@@ -42,11 +43,13 @@ def parse_address(text: str, what: str = "metrics", *, any_port: bool = False) -
 
 
 class MetricsServer:
-    """A surface that keeps the newest view, and answers scrapes with it from threads of its own. A context manager."""
+    """A surface that keeps the newest view of a session, or of several jobs, and answers scrapes with it from threads of its own.
+    A context manager.
+    """
 
     def __init__(self, text: str) -> None:
         self.address, self.port = parse_address(text)
-        self.watched = Watched()
+        self._jobs = WatchedJobs()
         self._slots = threading.BoundedSemaphore(MAX_SCRAPES)
         kind = type(
             "Server", (ThreadingHTTPServer,), {"address_family": 10 if ":" in self.address else 2, "daemon_threads": True}
@@ -72,18 +75,22 @@ class MetricsServer:
 
     def attached(self, session: Session) -> None:
         """The first view."""
-        self.watched.begin(session)
+        self._jobs.of("").begin(session)
 
     def update(self, session: Session, update: Update) -> None:
         """Keep the newest view, and count."""
-        self.watched.update(session, update)
+        self.take(session, update)
+
+    def take(self, session: Told, update: Update, job: str = "") -> None:
+        """The same of one job of several."""
+        self._jobs.of(job).update(session, update)
 
     def end(self, session: Session, reason: str) -> None:
         """What was last seen is told until the program ends."""
 
     def page(self) -> bytes:
         """What a scrape is answered with."""
-        return metrics(self.watched.view, self.watched.counts).encode()
+        return metrics(self._jobs.current()).encode()
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         outer = self

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ncclwatch.cli.live import Session
     from ncclwatch.engine.session import Update
     from ncclwatch.export.base import JobMetrics, Sends
-    from ncclwatch.report.metrics import Watched
     from ncclwatch.view.builder import Told
 
 OtlpOption = Annotated[
@@ -26,8 +25,6 @@ OtlpOption = Annotated[
         "--otlp", metavar="URL", help="Send metrics and verdicts to an OpenTelemetry receiver (OTLP over HTTP: http://HOST:4318)."
     ),
 ]
-GONE_S = 300.0
-"""A job that nothing was said of for so long has no metrics any more."""
 
 
 class OtlpSurface:
@@ -35,13 +32,14 @@ class OtlpSurface:
 
     def __init__(self, receiver: Sends) -> None:
         from ncclwatch.export.exporter import Exporter
+        from ncclwatch.report.metrics import WatchedJobs
 
-        self._jobs: dict[str, tuple[Watched, float]] = {}
+        self._jobs = WatchedJobs()
         self.exporter = Exporter(receiver, self.metrics)
 
     def attached(self, session: Session) -> None:
         """The first view."""
-        self._of("").begin(session)
+        self._jobs.of("").begin(session)
 
     def update(self, session: Session, update: Update) -> None:
         """One step of a session without other jobs beside it."""
@@ -51,7 +49,7 @@ class OtlpSurface:
         """The same of one job of several."""
         from ncclwatch.export.events import recovery_event, verdict_event
 
-        self._of(job).update(session, update)
+        self._jobs.of(job).update(session, update)
         now = time.time_ns()
         for verdict in update.told:
             self.exporter.put(verdict_event(verdict, plain(verdict.to_json()), job, now))
@@ -69,21 +67,11 @@ class OtlpSurface:
         from ncclwatch.report.metrics import families
 
         found = []
-        for job, (watched, heard) in list(self._jobs.items()):
-            if time.monotonic() - heard > GONE_S and len(self._jobs) > 1:
-                self._jobs.pop(job, None)
-                continue
+        for job, watched in self._jobs.current():
             view = watched.view
             at_ns = time.time_ns() if view is None else int(view.frame.time * 1e9)
             found.append(JobMetrics(job, at_ns, list(families(view, watched.counts))))
         return found
-
-    def _of(self, job: str) -> Watched:
-        from ncclwatch.report.metrics import Watched
-
-        watched = self._jobs[job][0] if job in self._jobs else Watched()
-        self._jobs[job] = watched, time.monotonic()
-        return watched
 
 
 @contextmanager

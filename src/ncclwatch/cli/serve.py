@@ -15,6 +15,7 @@ import typer
 
 from ncclwatch.cli.options import DurationOption, KeysOption
 from ncclwatch.cli.output import emit, note
+from ncclwatch.cli.page_webhook import UrlOption, WebhookHeaderOption, WebhookOption, heard_by, posting
 from ncclwatch.errors import NcclwatchError, UsageError
 from ncclwatch.stopping import Stop, stop_on_signals
 from ncclwatch.text import clean
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 
     from ncclwatch.serve.access import Rules
     from ncclwatch.serve.board import Board
-    from ncclwatch.serve.feed import Feed, Followed
+    from ncclwatch.serve.feed import Feed
+    from ncclwatch.serve.remembered import Remembered
     from ncclwatch.serve.server import Certificate
+    from ncclwatch.serve.webhook import Webhook
 
 MAX_JOBS = 256
 """Jobs that are followed at most: each is a connection to an engine."""
@@ -63,33 +66,39 @@ RecordingsOption = Annotated[
     typer.Option("--recording", metavar="PATH", help="A recording, or a folder with those of one job's nodes; several."),
 ]
 
+BindOption = Annotated[
+    str, typer.Option("--bind", "-b", metavar="[ADDRESS]:PORT", help="Where to serve; 127.0.0.1 if no address is given.")
+]
+HostsOption = Annotated[
+    list[str] | None, typer.Option("--host", metavar="NAME", help="A name by which browsers reach the page; several.")
+]
+TokenFileOption = Annotated[
+    Path | None, typer.Option("--token-file", metavar="FILE", help="Who gives the token in this file is let in.")
+]
+UserHeaderOption = Annotated[
+    str | None, typer.Option("--user-header", metavar="NAME", help="Who has this header, set by a proxy, is let in.")
+]
+ProxiesOption = Annotated[
+    list[str] | None, typer.Option("--proxy", metavar="ADDRESS", help="From where --user-header is believed; several.")
+]
+HistoryFolderOption = Annotated[
+    str | None,
+    typer.Option("--history", metavar="FOLDER", help="Show what a history knows of nodes: the folder, or s3://BUCKET/PATH."),
+]
+
 
 def serve(
     engine: EnginesOption = None,
-    job: TokensOption = None,
-    jobs: JobsFileOption = None,
-    fleet: FleetOption = None,
-    keys: KeysOption = None,
+    job: TokensOption = None, jobs: JobsFileOption = None, fleet: FleetOption = None, keys: KeysOption = None,
     recording: RecordingsOption = None,
-    bind: Annotated[
-        str, typer.Option("--bind", "-b", metavar="[ADDRESS]:PORT", help="Where to serve; 127.0.0.1 if no address is given.")
-    ] = ":8711",
-    host: Annotated[
-        list[str] | None, typer.Option("--host", metavar="NAME", help="A name by which browsers reach the page; several.")
-    ] = None,
-    token_file: Annotated[
-        Path | None, typer.Option("--token-file", metavar="FILE", help="Who gives the token in this file is let in.")
-    ] = None,
-    user_header: Annotated[
-        str | None, typer.Option("--user-header", metavar="NAME", help="Who has this header, set by a proxy, is let in.")
-    ] = None,
-    proxy: Annotated[
-        list[str] | None, typer.Option("--proxy", metavar="ADDRESS", help="From where --user-header is believed; several.")
-    ] = None,
+    bind: BindOption = ":8711", host: HostsOption = None,
+    token_file: TokenFileOption = None, user_header: UserHeaderOption = None, proxy: ProxiesOption = None,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate with its chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its key, PEM.")] = None,
+    history: HistoryFolderOption = None,
+    webhook: WebhookOption = None, webhook_header_file: WebhookHeaderOption = None, url: UrlOption = None,
     duration: DurationOption = None,
-) -> None:
+) -> None:  # fmt: skip
     """Serve a page for browsers: all jobs, each with its verdict, ranks, waits and timeline. It can only be read.
 
     \b
@@ -115,23 +124,31 @@ def serve(
     stop = stop_on_signals()
     listener = bind_socket(address, port)
     follow = _fleet(fleet, keys, stop) if fleet is not None else lambda _board: None
-    with serving(feeds, rules, listener, certificate, follow) as thread:
-        names = "all jobs of the fleet" if fleet is not None else f"{len(feeds)} job{'s' if len(feeds) != 1 else ''}"
-        emit(f"serving {names} on {_url(address, listener.getsockname()[1], secure=certificate is not None)}  (Ctrl-C ends it)")
-        if not rules.asks:
-            note("everybody on this machine can read it: --token-file asks for a token")
-        _wait(thread, stop, duration)
+    here, past = _url(address, listener.getsockname()[1], secure=certificate is not None), _remembered(history)
+    with posting(webhook, webhook_header_file, url or here) as hook:
+
+        def begun(board: Board) -> None:
+            heard_by(board, hook)
+            follow(board)
+
+        with serving(feeds, rules, listener, certificate, begun, past) as thread:
+            names = "all jobs of the fleet" if fleet is not None else f"{len(feeds)} job{'s' if len(feeds) != 1 else ''}"
+            emit(f"serving {names} on {here}  (Ctrl-C ends it)")
+            if not rules.asks:
+                note("everybody on this machine can read it: --token-file asks for a token")
+            _wait(thread, stop, duration, hook)
 
 
 def _url(address: str, port: int, *, secure: bool) -> str:
     return f"{'https' if secure else 'http'}://{f'[{address}]' if ':' in address else address}:{port}/"
 
 
-def _wait(thread: Thread, stop: Stop, duration: float | None) -> None:
+def _wait(thread: Thread, stop: Stop, duration: float | None, hook: Webhook | None) -> None:
     """Until somebody asks for the end, the time is over, or the server has ended."""
     until = float("inf") if duration is None else time.monotonic() + duration
     while thread.is_alive() and time.monotonic() < until and not stop.wait(min(1.0, until - time.monotonic())):
-        pass
+        for line in hook.exporter.lines() if hook is not None else ():
+            note(line)
 
 
 def _require_packages() -> None:
@@ -141,6 +158,16 @@ def _require_packages() -> None:
     except ImportError:
         raise NcclwatchError("the page needs starlette and uvicorn", "pip install 'ncclwatch[fleet]'") from None
     del starlette, uvicorn
+
+
+def _remembered(history: str | None) -> Remembered | None:
+    if history is None:
+        return None
+    from ncclwatch.history.query import need_packages
+    from ncclwatch.serve.remembered import Remembered
+
+    need_packages()
+    return Remembered(history)
 
 
 # --- who may see it --------------------------------------------------------------------------------------------------------
@@ -247,16 +274,15 @@ def _fleet(address: str, keys: Path | None, stop: Stop) -> Callable[[Board], Non
     """What adds every job that a fleet judges to the page, as it is found."""
     from ncclwatch.cli.fleet import bus_connection
     from ncclwatch.fleet.judged import follow
-    from ncclwatch.messaging.transports import fleet_viewer
-    from ncclwatch.remote.session import RemoteSession
+    from ncclwatch.remote.connect import following
     from ncclwatch.serve.feed import LiveFeed
 
     connect = bus_connection(address, keys)
 
-    def session(job: str) -> Callable[[Stop], Followed]:
-        return lambda stop: RemoteSession(address, stop=stop, transport=fleet_viewer(address, keys, job))
+    def found(board: Board, job: str) -> None:
+        board.add(LiveFeed(job, f"fleet {address}", following(address, keys, job)))
 
-    return lambda board: follow(connect, lambda job: board.add(LiveFeed(job, f"fleet {address}", session(job))), stop)
+    return lambda board: follow(connect, lambda job: found(board, job), stop)
 
 
 def _recorded(paths: Sequence[Path]) -> list[Feed]:

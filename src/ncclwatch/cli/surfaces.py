@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from ncclwatch.cli.live import Session, Steps
+    from ncclwatch.cli.metrics import MetricsServer
     from ncclwatch.engine.session import Update
 
 
@@ -45,7 +46,7 @@ def watch(session: Steps, surface: Surface, duration: float | None, also: Sequen
 
 
 @contextmanager
-def serving(address: str | None) -> Iterator[Sequence[Surface]]:
+def serving(address: str | None) -> Iterator[Sequence[MetricsServer]]:
     """The surfaces besides the one that is looked at: metrics where they were asked for."""
     if address is None:
         yield ()

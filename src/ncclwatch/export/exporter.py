@@ -64,7 +64,9 @@ class Signal:
 
 
 class Exporter:
-    """Sends to ``receiver`` what ``metrics`` gives (called on the exporter's thread) and what :meth:`put` is shown."""
+    """Sends to ``receiver`` what ``metrics`` gives (called on the exporter's thread) and what :meth:`put` is shown. ``signals``:
+    ``metrics``, ``events`` or both; by default what OpenTelemetry's variables leave. ``name`` begins every line.
+    """
 
     def __init__(
         self,
@@ -74,8 +76,10 @@ class Exporter:
         outbox: Outbox | None = None,
         interval_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        signals: Sequence[str] | None = None,
+        name: str = "OTLP",
     ) -> None:
-        self.receiver = receiver
+        self.receiver, self._name = receiver, name
         self.outbox = Outbox() if outbox is None else outbox
         self.sent = 0
         self._metrics = metrics
@@ -84,7 +88,8 @@ class Exporter:
         self._lines: queue.Queue[str] = queue.Queue(MAX_LINES)
         self._wake = threading.Event()
         self._closing = threading.Event()
-        self._signals = {name: Signal(name, self._say, clock) for name in ("metrics", "events") if not switched_off(name)}
+        wanted = [one for one in ("metrics", "events") if not switched_off(one)] if signals is None else signals
+        self._signals = {one: Signal(one, self._say, clock) for one in wanted}
         self._next_metrics = clock()
         self._thread = threading.Thread(target=self._work, name="otlp", daemon=True)
         self._thread.start()
@@ -172,7 +177,7 @@ class Exporter:
 
     def _say(self, text: str) -> None:
         with suppress(queue.Full):
-            self._lines.put_nowait(f"OTLP: {text}")
+            self._lines.put_nowait(f"{self._name}: {text}")
 
 
 def switched_off(signal: str) -> bool:

@@ -17,8 +17,8 @@ BATCH_EVENTS, BATCH_BYTES = 64, 2 << 20
 class Outbox:
     """First in, first out. Used by any threads."""
 
-    def __init__(self, max_events: int = MAX_EVENTS, max_bytes: int = MAX_BYTES) -> None:
-        self._most = max_events, max_bytes
+    def __init__(self, max_events: int = MAX_EVENTS, max_bytes: int = MAX_BYTES, *, at_once: int = BATCH_EVENTS) -> None:
+        self._most, self._at_once = (max_events, max_bytes), at_once
         self._waiting: deque[Event] = deque()
         self._bytes = 0
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class Outbox:
         taken: list[Event] = []
         with self._lock:
             room = BATCH_BYTES
-            while self._waiting and len(taken) < BATCH_EVENTS and (not taken or room >= len(self._waiting[0].body)):
+            while self._waiting and len(taken) < self._at_once and (not taken or room >= len(self._waiting[0].body)):
                 event = self._waiting.popleft()
                 self._bytes -= len(event.body)
                 room -= len(event.body)

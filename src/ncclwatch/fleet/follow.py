@@ -57,15 +57,13 @@ class Follower:
         *,
         sequence: int = 0,
         back_s: float | None = None,
+        max_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
         self._connection, self._stream, self._subject, self._bell = connection, stream, subject, bell
         self._next = sequence
         self._from = None if back_s is None else time.time() - back_s
         self._found: deque[Message] = deque()
-        self._nbytes = 0
-        self._generation = 0
-        self.lost_ends = 0
-        """How often the stream turned out to end before where we were: a server that lost its end, or another stream."""
+        self._nbytes, self._max_bytes = 0, max_bytes
         self.caught_up = False
         """Whether everything that was in the stream has been handed on once."""
         self._stop = connection.spawn(self._run())
@@ -86,13 +84,6 @@ class Follower:
     def __len__(self) -> int:
         return len(self._found)
 
-    def seek(self, sequence: int) -> None:
-        """Go on from another place."""
-        self._generation += 1
-        self._next, self._from, self.caught_up = sequence, None, False
-        self._found.clear()
-        self._nbytes = 0
-
     def close(self) -> None:
         """Follow no longer."""
         self._stop()
@@ -111,33 +102,32 @@ class Follower:
     async def _run(self) -> None:
         while True:
             try:
-                await self._follow(self._generation)
+                await self._follow()
             except (NatsError, TimeoutError, OSError):
                 await asyncio.sleep(AGAIN_S)
 
-    async def _follow(self, generation: int) -> None:
+    async def _follow(self) -> None:
         client = self._connection.client
         connections = client.stats["reconnects"]
         last = (await self._connection.jetstream.stream_info(self._stream)).state.last_seq
-        if self._next > last + 1:
-            # What it holds behind its end will be new, whatever its numbers.
-            self._next, self.lost_ends = last + 1, self.lost_ends + 1
+        # What it holds behind its end will be new, whatever its numbers.
+        self._next = min(self._next, last + 1)
         subscription = await self._connection.jetstream.pull_subscribe(self._subject, stream=self._stream, config=self._config())
         expected = 1
         try:
-            self._note_end(generation, await subscription.consumer_info())
-            while generation == self._generation and client.stats["reconnects"] == connections:
-                if len(self._found) >= MAX_WAITING or self._nbytes > MAX_WAITING_BYTES:
+            self._note_end(await subscription.consumer_info())
+            while client.stats["reconnects"] == connections:
+                if len(self._found) >= MAX_WAITING or self._nbytes > self._max_bytes:
                     await asyncio.sleep(AGAIN_S / 10)
                     continue
                 try:
                     messages = await subscription.fetch(FETCH, timeout=WAIT_S)
                 except TimeoutError:
                     # Nothing came: because there is nothing, or because a server that began anew does not know us.
-                    self._note_end(generation, await subscription.consumer_info())
+                    self._note_end(await subscription.consumer_info())
                     continue
                 for message in messages:
-                    if message.metadata.sequence.consumer != expected or generation != self._generation:
+                    if message.metadata.sequence.consumer != expected:
                         # Some were lost under way.
                         return
                     expected += 1
@@ -146,8 +136,8 @@ class Follower:
         finally:
             await self._leave(subscription)
 
-    def _note_end(self, generation: int, info: api.ConsumerInfo) -> None:
-        if info.num_pending == 0 and generation == self._generation:
+    def _note_end(self, info: api.ConsumerInfo) -> None:
+        if info.num_pending == 0:
             self.caught_up = True
             self._bell.set()
 

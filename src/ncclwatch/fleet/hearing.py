@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import OrderedDict
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -15,19 +14,12 @@ from ncclwatch.messaging.reader import BatchReader
 from ncclwatch.messaging.subjects import token_of
 from ncclwatch.messaging.values import Shared
 
-PARTITIONS = 32
-"""Nodes are divided into so many parts, each of which one worker hears: no more workers than that have something to do."""
 MAX_NODES = 65536
 LIVES_OF_A_NODE = 8
 """Agents of a node, one after the other, of which it is known what their batches build on: what one left its successor sends."""
 ASK_AGAIN_NS = 10**9
 MAX_WAITING_EVENTS = 200_000
 """Calls of a node between two messages; a job that is sent on no more is not kept."""
-
-
-def partition_of(node: str, partitions: int = PARTITIONS) -> int:
-    """The part that a node (as a token of a subject) is of: the same for everybody, whatever its job is called."""
-    return zlib.crc32(node.encode()) % partitions
 
 
 @dataclass(slots=True)
@@ -67,6 +59,8 @@ class _Life:
 @dataclass(slots=True)
 class _Node:
     splitter: NodeSplitter
+    part: str
+    """As part of which it was heard last."""
     lives: OrderedDict[str, _Life] = field(default_factory=OrderedDict)
     asked_ns: int = 0
 
@@ -104,10 +98,12 @@ class Hearing:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def take(self, token: str, node: str, life: str, n: int, data: bytes, now_ns: int) -> None:
-        """Take batch ``n`` of a life of a node's agent; raises ``FormatError`` for one that makes no sense."""
+    def take(self, token: str, node: str, life: str, n: int, data: bytes, now_ns: int, of_part: str = "") -> None:
+        """Take batch ``n`` of a life of a node's agent; raises ``FormatError`` for one that makes no sense. ``of_part``: as which
+        part of the nodes it was heard.
+        """
         self.counts.nbytes += len(data)
-        known = self._node(token, node)
+        known = self._node(token, node, of_part)
         if known is None:
             self.counts.refused_nodes += 1
             return
@@ -151,10 +147,13 @@ class Hearing:
         self.counts.looks += len(batch.samples)
         self.counts.calls += 0 if batch.events is None else len(batch.events)
 
-    def _node(self, token: str, node: str) -> _Node | None:
+    def _node(self, token: str, node: str, part: str) -> _Node | None:
         known = self._nodes.get((token, node))
-        if known is None and len(self._nodes) < MAX_NODES:
-            known = self._nodes[token, node] = _Node(NodeSplitter(token))
+        if known is None:
+            if len(self._nodes) >= MAX_NODES:
+                return None
+            known = self._nodes[token, node] = _Node(NodeSplitter(token), part)
+        known.part = part
         return known
 
     def _bundle(self, job: str, token: str, node: str) -> _Bundle:
@@ -213,9 +212,9 @@ class Hearing:
         """Jobs of the nodes that are heard."""
         return list(self._jobs)
 
-    def forget(self, partition: int, partitions: int = PARTITIONS) -> None:
-        """Let go of the nodes of a partition: somebody else hears them now."""
-        gone = {key for key in self._nodes if partition_of(key[1], partitions) == partition}
+    def forget(self, part: str) -> None:
+        """Let go of the nodes of a part: somebody else hears them now."""
+        gone = {key for key, node in self._nodes.items() if node.part == part}
         for key in gone:
             del self._nodes[key]
         for job in list(self._jobs):

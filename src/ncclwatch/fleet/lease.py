@@ -16,6 +16,7 @@ from nats.js import JetStreamContext, api
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
+from ncclwatch.messaging.nats_stream import replicas
 from ncclwatch.messaging.subjects import LEASES
 
 TTL_S = 3.0
@@ -33,11 +34,13 @@ def boot_clock() -> float:
 
 async def bucket(jetstream: JetStreamContext, ttl_s: float = TTL_S) -> KeyValue:
     """The bucket of leases, made when it is not there. On disk, so that revisions go on rising when the server starts anew."""
-    config = api.KeyValueConfig(bucket=LEASES, ttl=ttl_s, history=1, storage=api.StorageType.FILE)
     try:
         return await jetstream.key_value(LEASES)
     except NatsError:
-        return await jetstream.create_key_value(config)
+        copies = await replicas(jetstream)
+        return await jetstream.create_key_value(
+            api.KeyValueConfig(bucket=LEASES, ttl=ttl_s, history=1, storage=api.StorageType.FILE, replicas=copies)
+        )
 
 
 async def held(jetstream: JetStreamContext) -> frozenset[str]:

@@ -128,6 +128,8 @@ class NodeSplitter:
             problems=tuple(p for p in batch.problems if p[0].pid in pids),
             events=self._events_of(batch.events, job, pids, others, directory),
             changes=tuple(change for change in batch.changes if ours(_pid(change))),
+            ends=tuple(end for end in batch.ends if ours(end.key.pid)),
+            looks=tuple(look for look in batch.looks if ours(look.pid)),
             network=None if batch.network is None else _network(batch.network, ours),
             all_flows=[flow for flow in batch.all_flows if ours(flow.pid)],
             work=tuple(window for window in batch.work if window.pid in pids),
@@ -160,5 +162,6 @@ def _network(look: NetworkLook, ours: Callable[[int | None], bool]) -> NetworkLo
 def _empty(batch: NodeBatch) -> NodeBatch:
     """A look at a node that shows no process, for a job that has left it."""
     return replace(
-        batch, samples=(), windows=(), problems=(), events=None, changes=(), notes=(), network=None, all_flows=(), work=()
-    )
+        batch, samples=(), windows=(), problems=(), events=None, changes=(), ends=(), looks=(), notes=(), network=None,
+        all_flows=(), work=(),
+    )  # fmt: skip

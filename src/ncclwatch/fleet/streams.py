@@ -6,7 +6,7 @@ from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NotFoundError
 from nats.js.kv import KeyValue
 
-from ncclwatch.messaging.nats_stream import ensure_stream
+from ncclwatch.messaging.nats_stream import ensure_stream, replicas
 from ncclwatch.messaging.subjects import BATCHES, REDUCED, VERDICTS, token_of
 
 JOBS = "NCW_JOBS"
@@ -51,7 +51,10 @@ async def ensure(jetstream: JetStreamContext, *names: str) -> None:
             if name == BATCHES:
                 await ensure_stream(jetstream)
                 continue
-            config = _STREAMS[name].evolve(discard=api.DiscardPolicy.OLD, storage=api.StorageType.FILE, duplicate_window=120.0)
+            config = _STREAMS[name].evolve(
+                discard=api.DiscardPolicy.OLD, storage=api.StorageType.FILE, duplicate_window=120.0,
+                num_replicas=await replicas(jetstream),
+            )  # fmt: skip
             while not await _add(jetstream, config):
                 config = config.evolve(max_bytes=(config.max_bytes or 0) // 2)
 
@@ -72,4 +75,7 @@ async def heard_bucket(jetstream: JetStreamContext) -> KeyValue:
     try:
         return await jetstream.key_value(HEARD)
     except NotFoundError:
-        return await jetstream.create_key_value(api.KeyValueConfig(bucket=HEARD, history=1, storage=api.StorageType.FILE))
+        copies = await replicas(jetstream)
+        return await jetstream.create_key_value(
+            api.KeyValueConfig(bucket=HEARD, history=1, storage=api.StorageType.FILE, replicas=copies)
+        )

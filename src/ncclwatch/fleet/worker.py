@@ -9,6 +9,7 @@ import secrets
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nats.errors import Error as NatsError
@@ -20,7 +21,7 @@ from ncclwatch.errors import NcclwatchError
 from ncclwatch.fleet import directory, reduced, streams
 from ncclwatch.fleet.connection import Connection, UnreachableError
 from ncclwatch.fleet.follow import Follower, Message
-from ncclwatch.fleet.hearing import PARTITIONS, Hearing, partition_of
+from ncclwatch.fleet.hearing import Hearing
 from ncclwatch.fleet.lease import TTL_S
 from ncclwatch.fleet.share import Share
 from ncclwatch.messaging import subjects
@@ -37,39 +38,51 @@ PHASE = 0.2
 """Sent on is this part of an interval after the agents' looks: what they saw has arrived, and judges come a little later."""
 MAX_BACKLOG = 200_000
 """Batches from before this worker's time that are heard at most, of nodes that nobody heard meanwhile."""
-PER_STEP = 512
+MAX_WAITING_BYTES = 8 << 20
+"""Batches of one part that were read and are not yet heard."""
+PER_STEP = 128
+"""Batches of one part that are heard before those of another."""
+PER_CALL = 512
+"""Messages that are on their way to the server at once."""
 RETRY_S = 0.2
 SHARE_OF_PAYLOAD = 0.9
 """Of what the server takes in one message: headers need the rest."""
 SWEEP_S = 60.0
+UNMAPPED = "unmapped"
+"""The part of all nodes whose batches the account does not map to one: one worker hears all of them."""
+PIECES = (*(str(number) for number in range(subjects.PARTITIONS)), UNMAPPED)
 _LIFE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+
+
+@dataclass(slots=True)
+class _Part:
+    """A part of the nodes that is heard here. ``upto``: its last message that was heard; ``written``: what the bucket has."""
+
+    follower: Follower
+    upto: int
+    written: int
 
 
 class Worker:
     """One worker. ``step`` hears for a moment, and sends on what is due."""
 
-    def __init__(
-        self, connection: Connection, *, interval_s: float = 1.0, partitions: int = PARTITIONS, ttl_s: float = TTL_S
-    ) -> None:
+    def __init__(self, connection: Connection, *, interval_s: float = 1.0, ttl_s: float = TTL_S) -> None:
         self.name = secrets.token_hex(6)
         self.interval_s = interval_s
         self.lines = Lines()
-        self._connection, self._partitions = connection, partitions
+        self._connection = connection
         connection.call(streams.ensure(connection.jetstream, subjects.BATCHES, subjects.REDUCED, streams.JOBS), 30.0)
         self._positions: KeyValue = connection.call(streams.heard_bucket(connection.jetstream))
         self.hearing = Hearing(int(connection.client.max_payload * SHARE_OF_PAYLOAD))
         self._bell = threading.Event()
         self._claims = Follower(connection, streams.JOBS, streams.ALL_CLAIMS, self._bell)
-        self._batches: Follower | None = None
-        self._upto: dict[int, int] = {}
-        """For each partition that is heard here, up to where in the stream it was sent on by whoever heard it before."""
+        self._heard: dict[str, _Part] = {}
         self._unsent: deque[tuple[str, bytes, str]] = deque()
-        self._position = self._lost_ends = 0
         self._numbered = 0
         self._keys_wanted: deque[str] = deque(maxlen=1000)
         self._next_flush = self._next_sweep = 0.0
         self.share = Share(connection, "hear", self.name, ttl_s=ttl_s)
-        self.share.wanted = [str(number) for number in range(partitions)]
+        self.share.wanted = PIECES
         connection.call(self._listen())
 
     async def _listen(self) -> None:
@@ -91,9 +104,9 @@ class Worker:
         await client.subscribe(subjects.ALL_PINGS, queue="ncclwatch", cb=pinged)
 
     @property
-    def partitions(self) -> list[int]:
+    def parts(self) -> list[str]:
         """What it hears now."""
-        return sorted(self._upto)
+        return sorted(self._heard)
 
     def take_news(self) -> list[str]:
         """Lines about what was turned away and what happened to the connection."""
@@ -117,55 +130,49 @@ class Worker:
     # --- its share -----------------------------------------------------------------------------------------------------
 
     def _take_share(self) -> None:
-        mine = {int(piece) for piece in self.share.mine}
-        for lost in self._upto.keys() - mine:
+        mine = set(self.share.mine)
+        for lost in self._heard.keys() - mine:
             self._let_go(lost)
         # Others have less than their share: what is handed over is sent on before.
-        for number in sorted(self._upto)[self.share.share :] if self.share.share else ():
+        for piece in sorted(self._heard)[self.share.share :] if self.share.share else ():
             if not self._unsent and self._flush():
-                self._let_go(number)
-                self.share.release(str(number))
-        new = mine - self._upto.keys() - {int(piece) for piece in self.share.leaving}
+                self._let_go(piece)
+                self.share.release(piece)
+        new = mine - self._heard.keys() - self.share.leaving
         if new:
             try:
                 self._begin(new)
             except (NatsError, NcclwatchError) as error:
-                self.lines.tell("begin", f"cannot begin to hear {len(new)} of {self._partitions} parts: {error}")
+                self.lines.tell("begin", f"cannot begin to hear {len(new)} of {len(PIECES)} parts: {error}")
 
-    def _let_go(self, number: int) -> None:
-        del self._upto[number]
-        self.hearing.forget(number, self._partitions)
+    def _let_go(self, piece: str) -> None:
+        self._heard.pop(piece).follower.close()
+        self.hearing.forget(piece)
 
-    def _begin(self, new: set[int]) -> None:
+    def _begin(self, new: set[str]) -> None:
         first, last, known = self._connection.call(self._places(new), 30.0)
         oldest = max(first, last - MAX_BACKLOG + 1)
-        # A place behind the end is one in a stream that is no more.
-        begin = {number: max(place + 1, oldest) if (place := known.get(number, 0)) <= last else oldest for number in new}
-        self._upto |= {number: place - 1 for number, place in begin.items()}
-        start = min(begin.values())
-        if self._batches is None:
-            self._batches = Follower(self._connection, subjects.BATCHES, subjects.ALL_BATCHES, self._bell, sequence=max(1, start))
-            self._position = start - 1
-            return
-        # What others' nodes said since is passed over: it was heard.
-        here = self._position + 1
-        for number in self._upto.keys() - new:
-            self._upto[number] = max(self._upto[number], self._position)
-        if start < here:
-            self._batches.seek(max(1, start))
-            self._position = start - 1
+        for piece in new:
+            place = known.get(piece, 0)
+            # A place behind the end is one in a stream that is no more.
+            begin = max(1, place + 1 if oldest <= place <= last else oldest)
+            subject = subjects.SAID_BATCHES if piece == UNMAPPED else subjects.part(int(piece))
+            follower = Follower(
+                self._connection, subjects.BATCHES, subject, self._bell, sequence=begin, max_bytes=MAX_WAITING_BYTES
+            )
+            self._heard[piece] = _Part(follower, begin - 1, begin - 1)
 
-    async def _places(self, numbers: set[int]) -> tuple[int, int, dict[int, int]]:
+    async def _places(self, pieces: set[str]) -> tuple[int, int, dict[str, int]]:
         info = await self._connection.jetstream.stream_info(subjects.BATCHES)
 
-        async def known(number: int) -> int:
+        async def known(piece: str) -> int:
             try:
-                return int((await self._positions.get(str(number))).value or b"0")
+                return int((await self._positions.get(piece)).value or b"0")
             except (KeyNotFoundError, ValueError):
                 return 0
 
-        found = await asyncio.gather(*map(known, numbers))
-        return info.state.first_seq, info.state.last_seq, dict(zip(numbers, found, strict=True))
+        found = await asyncio.gather(*map(known, pieces))
+        return info.state.first_seq, info.state.last_seq, dict(zip(pieces, found, strict=True))
 
     # --- hearing -------------------------------------------------------------------------------------------------------
 
@@ -178,37 +185,33 @@ class Worker:
                     self.lines.tell("claim", f"a claim makes no sense: {error.message}")
 
     def _hear(self, timeout_s: float) -> None:
-        if self._batches is None or not len(self._batches):
+        if not any(len(part.follower) for part in self._heard.values()):
             rest = min(timeout_s, max(0.0, self._next_flush - time.monotonic()))
             self._bell.wait(rest)
         self._bell.clear()
-        if self._batches is not None and self._batches.lost_ends != self._lost_ends:
-            self._lost_ends = self._batches.lost_ends
-            self._upto = dict.fromkeys(self._upto, 0)
         until = min(time.monotonic() + timeout_s, self._next_flush)
-        while self._batches is not None and (found := self._batches.take(PER_STEP)):
-            for message in found:
-                self._hear_one(message)
-            if time.monotonic() >= until:
-                break
+        more = True
+        while more and time.monotonic() < until:
+            more = False
+            for piece, part in self._heard.items():
+                for message in part.follower.take(PER_STEP):
+                    more = True
+                    part.upto = message.sequence
+                    self._hear_one(piece, message)
         while self._keys_wanted:
             self.hearing.request_keys(self._keys_wanted.popleft())
 
-    def _hear_one(self, message: Message) -> None:
-        self._position = message.sequence
+    def _hear_one(self, piece: str, message: Message) -> None:
         parts = subjects.batch_parts(message.subject)
         if parts is None:
             return
         token, node = parts
-        upto = self._upto.get(partition_of(node, self._partitions))
-        if upto is None or message.sequence <= upto:
-            return
         life, n = message.headers.get(subjects.LIFE, ""), message.headers.get(subjects.NUMBER, "")
         try:
             if not _LIFE.match(life) or not n.isascii() or not n.isdigit() or int(n) > MAX_COUNT:
                 self.hearing.counts.bad += 1
                 raise FormatError("a batch without the headers that say whose it is")
-            self.hearing.take(token, node, life, int(n), message.data, time.time_ns())
+            self.hearing.take(token, node, life, int(n), message.data, time.time_ns(), piece)
         except FormatError as error:
             text = f"node {node} of job {token} sent something that makes no sense: {error.message}"
             self.lines.tell(f"bad {message.subject}", text)
@@ -242,7 +245,7 @@ class Worker:
         """Publish what waits, in its order for each subject, and write down how far was heard; whether all of it is stored."""
         try:
             while self._unsent:
-                batch = list(self._unsent)[:PER_STEP]
+                batch = list(self._unsent)[:PER_CALL]
                 self._connection.call(self._publish(batch), 30.0)
                 for _ in batch:
                     self._unsent.popleft()
@@ -259,9 +262,10 @@ class Worker:
         await asyncio.gather(*(publish(to, data, headers={subjects.MESSAGE_ID: number}) for to, data, number in batch))
 
     async def _write_positions(self) -> None:
-        put, place = self._positions.put, self._position
-        numbers = [number for number, upto in self._upto.items() if upto < place]
-        await asyncio.gather(*(put(str(number), str(place).encode()) for number in numbers))
+        places = {piece: part.upto for piece, part in self._heard.items() if part.upto != part.written}
+        await asyncio.gather(*(self._positions.put(piece, str(upto).encode()) for piece, upto in places.items()))
+        for piece, upto in places.items():
+            self._heard[piece].written = upto
 
     def close(self) -> None:
         """Send on what was heard, and let others hear."""
@@ -273,5 +277,5 @@ class Worker:
                 self._send()
         self.share.close()
         self._claims.close()
-        if self._batches is not None:
-            self._batches.close()
+        for part in self._heard.values():
+            part.follower.close()

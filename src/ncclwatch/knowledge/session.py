@@ -15,9 +15,12 @@ from ncclwatch.knowledge.suspects import LOOKS, Suspects
 if TYPE_CHECKING:
     from ncclwatch.collect.batch import NodeBatch
     from ncclwatch.engine.live import LiveDiagnosis
+    from ncclwatch.model.looks import ProcessLook
     from ncclwatch.model.verdict import Verdict
 
 
+MAX_LOOKS = 32
+"""Bound: looks at processes that are shown."""
 PROBED = "a probe of ours"
 """Words of every line of evidence about a probe of a path (``engine/evidence``)."""
 
@@ -44,6 +47,11 @@ class InformedSession(DiagnosisSession):
         self._over: set[Life] = set()
         self._asked_of_none = False
         """Whether somebody has asked when no process was left to look at."""
+
+    @property
+    def seen_stacks(self) -> list[ProcessLook]:
+        """Where those whom verdicts named were seen to stand, the newest first."""
+        return self.suspects.newest(MAX_LOOKS)
 
     def feed(
         self, batch: NodeBatch, now_ns: int | None = None, *, source: str | None = None, wall_ns: int | None = None

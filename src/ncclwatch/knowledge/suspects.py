@@ -78,6 +78,10 @@ class Suspects:
             verdict = with_stacks(verdict, fresh, [fresh[place] for place in asked.peers if place in fresh], self._name)
         return with_gpus(verdict, self._gpus)
 
+    def newest(self, most: int) -> list[ProcessLook]:
+        """What was seen last, the newest first."""
+        return list(self._looks.values())[: -most - 1 : -1]
+
     def _name(self, look: ProcessLook) -> str:
         rank = self._ranks.get((look.host, look.pid))
         return f"pid {look.pid} on {look.host}" if rank is None else f"rank {rank}"

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from ncclwatch.errors import NcclwatchError, UsageError
 from ncclwatch.messaging.keys import KNOWN, ROLES, KeyFileError
 from ncclwatch.messaging.protocol import is_loopback
-from ncclwatch.messaging.subjects import ALL_BATCHES, ALL_PINGS, ALL_WATCHES, token_of
+from ncclwatch.messaging.subjects import ALL_PINGS, ALL_WATCHES, MAPPING, SAID_BATCHES, token_of
 from ncclwatch.text import clean
 
 SCHEMES = ("nats", "tls")
@@ -46,7 +46,7 @@ NODES = "-nodes"
 STORAGE = "    jetstream: { max_memory: 256MB, max_file: 8GB, max_streams: 8, max_consumers: 256 }"
 LIMITS = "    limits: { max_connections: 20000 }"
 """Of a tenant, as a server's configuration has them."""
-HEARD = ALL_BATCHES, ALL_PINGS, ALL_WATCHES
+HEARD = SAID_BATCHES, ALL_PINGS, ALL_WATCHES
 SAID = "ncw.ask.*.*", "ncw.view.*"
 """What agents and viewers say to engines, and engines to them."""
 
@@ -277,6 +277,7 @@ def _accounts(tenant: str, users: Sequence[User]) -> str:
     imports += [f'      {{ stream: {{ account: {tenant}, subject: "{one}" }} }}' for one in SAID]
     engines = [user.line() for user in users if user.role == "engine"]
     others = [user.line() for user in users if user.role != "engine"]
-    lines = [f"  {tenant}: {{", STORAGE, LIMITS, "    exports: [", *exports, "    ]", "    users: [", *engines, "    ]", "  }"]
+    lines = [f"  {tenant}: {{", STORAGE, LIMITS, f"    mappings: {{ {MAPPING} }}"]
+    lines += ["    exports: [", *exports, "    ]", "    users: [", *engines, "    ]", "  }"]
     lines += [f"  {nodes}: {{", LIMITS, "    imports: [", *imports, "    ]", "    users: [", *others, "    ]", "  }"]
     return "\n".join(lines)

@@ -55,13 +55,25 @@ class Held:
 
 
 async def ensure_stream(context: JetStreamContext) -> None:
-    """Make the stream of batches where there is none; one that is there stays as its administrator made it."""
+    """Make the stream of batches where there is none; one that is there stays as its administrator made it, but that it takes
+    batches which are mapped, too.
+    """
     try:
-        await context.stream_info(subjects.BATCHES)
+        found = (await context.stream_info(subjects.BATCHES)).config
+        if found.subjects == [subjects.SAID_BATCHES]:
+            await context.update_stream(found, subjects=[subjects.ALL_BATCHES])
     except NotFoundError:
         limit = MAX_BYTES
         while not await _add(context, limit):
             limit //= 2
+
+
+async def replicas(context: JetStreamContext) -> int:
+    """How many servers of a cluster hold the stream of batches, as what belongs to it is to be held; 1 where there is none."""
+    try:
+        return (await context.stream_info(subjects.BATCHES)).config.num_replicas or 1
+    except NotFoundError:
+        return 1
 
 
 async def _add(context: JetStreamContext, max_bytes: int) -> bool:

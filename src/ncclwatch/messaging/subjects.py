@@ -25,10 +25,18 @@ the format (``packing.VERSION``).
 MESSAGE_ID = "Nats-Msg-Id"
 """JetStream's own header, by which it drops what it has: ``<life>:<n>``."""
 
+PARTITIONS = 32
+"""Into so many parts an account's mapping divides nodes, by a hash of their name: more workers than that have nothing to do."""
+MAPPING = f'"ncw.batch.*.*": "ncw.batch.{{{{partition({PARTITIONS},2)}}}}.{{{{wildcard(1)}}}}.{{{{wildcard(2)}}}}"'
+"""That mapping, as a server's configuration has it. It is the server's and not the agent's to say which part a node is of."""
+
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
-_BATCH = re.compile(r"ncw\.batch\.([A-Za-z0-9_-]{1,64})\.([A-Za-z0-9_-]{1,64})\Z")
+_BATCH = re.compile(r"ncw\.batch\.(?:[0-9]{1,3}\.)?([A-Za-z0-9_-]{1,64})\.([A-Za-z0-9_-]{1,64})\Z")
 _INBOX = re.compile(r"(_INBOX|_R_)\.[A-Za-z0-9_.-]{1,200}\Z")
-ALL_BATCHES = "ncw.batch.*.*"
+SAID_BATCHES = "ncw.batch.*.*"
+"""Batches as agents send them, and as they are in the stream where the account maps nothing."""
+ALL_BATCHES = "ncw.batch.>"
+"""Batches in the stream, mapped or not."""
 ALL_PINGS = "ncw.ping.*.*"
 ALL_WATCHES = "ncw.watch.*"
 
@@ -43,6 +51,11 @@ def token_of(name: str) -> str:
 def batch(job: str, node: str) -> str:
     """Where the agent of a node sends its batches. ``job`` is what names it (``keys.job_of``), never the secret token."""
     return f"ncw.batch.{token_of(job)}.{token_of(node)}"
+
+
+def part(number: int) -> str:
+    """Batches of one part of the nodes in the stream."""
+    return f"ncw.batch.{number}.*.*"
 
 
 def ask(job: str, node: str) -> str:
@@ -76,7 +89,7 @@ def verdict(job: str) -> str:
 
 
 def batch_parts(subject: str) -> tuple[str, str] | None:
-    """Job and node of a batch's subject; ``None`` for a subject that is none."""
+    """Job and node of a batch's subject, mapped or not; ``None`` for a subject that is none."""
     found = _BATCH.match(subject)
     return (found[1], found[2]) if found is not None else None
 

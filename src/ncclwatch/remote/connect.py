@@ -8,7 +8,7 @@ from pathlib import Path
 from ncclwatch.messaging import protocol
 from ncclwatch.messaging.bus_keys import bus_address, is_bus
 from ncclwatch.messaging.keys import client_keys
-from ncclwatch.messaging.transports import bus_viewer
+from ncclwatch.messaging.transports import bus_viewer, fleet_viewer
 from ncclwatch.remote.session import RemoteSession
 from ncclwatch.stopping import Stop
 
@@ -27,3 +27,9 @@ def connecting(address: str, keys: Path | None, token: str) -> Connect:
         return lambda stop: RemoteSession(address, stop=stop, transport=bus_viewer(address, keys, token))
     pair = client_keys(address, keys, "viewer")
     return lambda stop: RemoteSession(address, keys=pair, token=token, stop=stop)
+
+
+def following(address: str, keys: Path | None, job: str) -> Connect:
+    """How to follow a job of a fleet, as the fleet calls it. Raises ``UsageError``."""
+    full = bus_address(address)
+    return lambda stop: RemoteSession(full, stop=stop, transport=fleet_viewer(full, keys, job))

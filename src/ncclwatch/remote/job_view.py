@@ -10,9 +10,11 @@ import msgspec
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.engine.live import Recovery
 from ncclwatch.engine.session import DiagnosisSession, Update
+from ncclwatch.knowledge.session import InformedSession
 from ncclwatch.messaging.limits import UNDECODABLE, FormatError
 from ncclwatch.messaging.reader import BatchReader
 from ncclwatch.messaging.writer import BatchWriter
+from ncclwatch.model.looks import ProcessLook
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.remote.iterations import Timed, recent_iterations
 
@@ -51,6 +53,8 @@ class JobView(msgspec.Struct, omit_defaults=True):
     roles: dict[int, str] = {}
     """What communicators are for, by hash, and how the job is divided, where that was inferred."""
     layout: str = ""
+    stacks: list[ProcessLook] = []
+    """Where those whom verdicts named were seen to stand, the newest first."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -101,6 +105,7 @@ class ViewWriter:
             iterations=recent_iterations(session.diagnosis),
             roles=session.roles,
             layout=session.layout,
+            stacks=session.seen_stacks if isinstance(session, InformedSession) else [],
         )
         return _encoder.encode(view)
 

@@ -14,6 +14,7 @@ from ncclwatch.messaging.limits import FormatError
 from ncclwatch.messaging.transport import EngineUnreachableError, ViewerTransport
 from ncclwatch.messaging.viewer import ZmqViewer
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.looks import ProcessLook
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.remote.iterations import Timed
@@ -48,6 +49,7 @@ class RemoteSession:
         self.iterations: Sequence[Timed] = ()
         self.roles: Mapping[int, str] = {}
         self.layout = ""
+        self.seen_stacks: Sequence[ProcessLook] = ()
         self.lost = 0
         self._overhead: Overhead | None = None
         self._reader = ViewReader()
@@ -136,5 +138,6 @@ class RemoteSession:
         self.samples = {sample.process.key: sample for sample in batch.samples}
         self.planes = batch.planes
         self.iterations, self.roles, self.layout = self.view.iterations, self.view.roles, self.view.layout
+        self.seen_stacks = self.view.stacks
         self._overhead = batch.overhead or self._overhead
         return update

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from ncclwatch import __version__
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ncclwatch.engine.session import Update
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+BUILD_INFO = "ncclwatch_build_info"
+GONE_S = 300.0
+"""A job that nothing was said of for so long has no metrics any more."""
 MAX_RANKS = 4096
 """Ranks with metrics of their own; of more only the sums are told."""
 
@@ -67,14 +70,46 @@ class Watched:
             self.view = view
 
 
-def metrics(view: View | None, counts: Counts) -> str:
-    """The whole page."""
-    return "".join(map(_text, families(view, counts)))
+class WatchedJobs:
+    """Sessions by job; one that stands for itself has the name ''. Told by one thread, read by any."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, tuple[Watched, float]] = {}
+
+    def of(self, job: str) -> Watched:
+        """A job of which something is to be told now."""
+        watched = self._jobs[job][0] if job in self._jobs else Watched()
+        self._jobs[job] = watched, time.monotonic()
+        return watched
+
+    def current(self) -> list[tuple[str, Watched]]:
+        """All jobs but those that nothing was told of for long."""
+        found = []
+        for job, (watched, heard) in list(self._jobs.items()):
+            if time.monotonic() - heard > GONE_S and len(self._jobs) > 1:
+                self._jobs.pop(job, None)
+            else:
+                found.append((job, watched))
+        return found
+
+
+def metrics(jobs: Sequence[tuple[str, Watched]]) -> str:
+    """The whole page: of every job the same metrics, told apart by the label ``nccl_job`` where the job has a name."""
+    found: dict[str, Metric] = {}
+    for job, watched in jobs or [("", Watched())]:
+        for metric in families(watched.view, watched.counts):
+            samples = metric.samples
+            if job and metric.name != BUILD_INFO:
+                samples = tuple(({"nccl_job": job, **labels}, value) for labels, value in samples)
+            known = found.get(metric.name)
+            if known is None or metric.name != BUILD_INFO:
+                found[metric.name] = replace(metric, samples=(*(known.samples if known is not None else ()), *samples))
+    return "".join(map(_text, found.values()))
 
 
 def families(view: View | None, counts: Counts) -> Iterator[Metric]:
     """Every metric that has a value."""
-    yield from _metric("ncclwatch_build_info", "gauge", "Version of ncclwatch.", [({"version": __version__}, 1)])
+    yield from _metric(BUILD_INFO, "gauge", "Version of ncclwatch.", [({"version": __version__}, 1)])
     yield from _metric(
         "ncclwatch_samples_total", "counter", "Rounds of samples of the processes' memory.", [({}, counts.samples)]
     )

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from html import escape
 from importlib import resources
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -17,11 +18,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ncclwatch import __version__
+from ncclwatch.errors import NcclwatchError
 from ncclwatch.serve.access import Gate, Rules
 from ncclwatch.serve.board import MAX_READERS, Board
 from ncclwatch.serve.feed import Feed
 from ncclwatch.serve.moment import TROUBLE
 from ncclwatch.serve.rank import rank_detail
+
+if TYPE_CHECKING:
+    from ncclwatch.serve.remembered import Remembered
 
 TYPES = {"css": "text/css", "html": "text/html", "js": "text/javascript", "svg": "image/svg+xml"}
 _WRONG = re.compile(r'<p id="wrong".*?</p>\n')
@@ -31,8 +36,8 @@ _encode = msgspec.json.Encoder().encode
 class Page:
     """Answers requests about the jobs of a board."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, board: Board, remembered: Remembered | None = None) -> None:
+        self._board, self._remembered = board, remembered
 
     def routes(self, files: dict[str, bytes]) -> list[Route]:
         """Every address."""
@@ -42,6 +47,9 @@ class Page:
             Route("/api/timeline", self.timeline),
             Route("/api/moment", self.moment),
             Route("/api/rank", self.rank),
+            Route("/api/about", lambda _request: _json({"history": self._remembered is not None})),
+            Route("/api/nodes", self.nodes),
+            Route("/api/node", self.node),
             Route("/healthz", lambda _request: PlainTextResponse("ok\n")),
             Route("/", _file("text/html", files["index.html"])),
             Route("/login", _login(files["login.html"].decode())),
@@ -84,11 +92,33 @@ class Page:
         found = await asyncio.to_thread(rank_detail, view, int(number)) if view is not None else None
         return _error(404, "no process of this rank is observed") if found is None else _json(found)
 
+    async def nodes(self, _request: Request) -> Response:
+        """Nodes that were blamed, by the history that is kept."""
+        return await self._past(lambda remembered: remembered.nodes())
+
+    async def node(self, request: Request) -> Response:
+        """One node: when and for what it was blamed."""
+        name = request.query_params.get("node", "")
+        return await self._past(lambda remembered: remembered.node(name)) if name else _error(400, "no node is named")
+
+    async def _past(self, question: Callable[[Remembered], dict[str, Any]]) -> Response:
+        if self._remembered is None:
+            return _error(404, "this page was given no history: start it with --history")
+        try:
+            return _json(await asyncio.to_thread(question, self._remembered))
+        except NcclwatchError as error:
+            return _error(503, str(error))
+
     def _feed(self, request: Request) -> Feed | None:
         return self._board.feeds.get(request.query_params.get("job", ""))
 
 
-def application(feeds: Sequence[Feed], rules: Rules, ended: Callable[[Board], None] = lambda _board: None) -> ASGIApp:
+def application(
+    feeds: Sequence[Feed],
+    rules: Rules,
+    ended: Callable[[Board], None] = lambda _board: None,
+    remembered: Remembered | None = None,
+) -> ASGIApp:
     """The whole of it, for a server of ASGI; ``ended`` is given the board when it begins, to end its streams from outside."""
     board = Board(feeds)
 
@@ -101,7 +131,7 @@ def application(feeds: Sequence[Feed], rules: Rules, ended: Callable[[Board], No
         finally:
             await board.stop()
 
-    return Gate(Starlette(routes=Page(board).routes(_files()), lifespan=lifespan), rules)
+    return Gate(Starlette(routes=Page(board, remembered).routes(_files()), lifespan=lifespan), rules)
 
 
 def _files() -> dict[str, bytes]:

@@ -57,6 +57,8 @@ class Board:
         self._readers: set[Reader] = set()
         self._lines: dict[str, bytes] = {}
         self._before: dict[str, Snapshot] = {}
+        self.heard: Callable[[Feed], None] = lambda _feed: None
+        """Is told of every moment of every job."""
         self._ended = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -142,6 +144,7 @@ class Board:
         if snapshot is None:
             self._update_list()
             return
+        self.heard(feed)
         before = self._before.get(feed.job)
         if before is not None and snapshot.n <= before.n:
             # A reader that came just now has it already.

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ncclwatch.collect.windows import RankWindow
+from ncclwatch.knowledge.looks import doing_of
 from ncclwatch.model.doing import Doing
+from ncclwatch.model.looks import ProcessLook
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.remote.iterations import Timed
 from ncclwatch.remote.job_view import NodeLine
@@ -30,6 +32,7 @@ MAX_CULPRITS = 64
 MAX_LINES = 64
 MAX_PAIRS = 2048
 MAX_NODES = 256
+MAX_STACKS = 16
 MAX_LOG = 100
 MAX_OPERATIONS = 32
 MAX_KEPT_ITERATIONS = 400
@@ -69,6 +72,7 @@ def sections(view: View, extra: Extra) -> dict[str, Any]:
         ],
         "waits": waits_part(extra.waits, view.accused.ranks, view.waits, ranks),
         "iterations": {"times": [[round(end, 3), round(took, 6)] for end, took in extra.iterations], "usual": usual},
+        "stacks": [stack_part(look, view) for look in frame.stacks[:MAX_STACKS]],
         "about": about_part(view, extra),
         "log": [[round(entry.time, 3), clean(entry.kind, 20), clean(entry.text, 500)] for entry in frame.log[-MAX_LOG:]],
     }  # fmt: skip
@@ -132,6 +136,7 @@ def _culprit(verdict: Verdict, at: int) -> dict[str, Any]:
     return {
         "rank": culprit.rank,
         "name": culprit_name(culprit),
+        "host": clean(culprit.host or "", 80),
         "about": about,
         "ticket": ticket_words(culprit.ticket, culprit.host) if culprit.ticket else "",
     }
@@ -170,6 +175,18 @@ def window_part(window: RankWindow, letter: str) -> dict[str, Any]:
         "last": clean(last.name, 60) if last else "", "last_age": round(last.age_s, 1) if last else None,
         "rate": window.operations_per_s, "bytes": window.bytes_per_s,
         "still": round(window.still_s, 1) if window.still_s is not None else None, "problem": clean(window.problem, 200),
+    }  # fmt: skip
+
+
+def stack_part(look: ProcessLook, view: View) -> dict[str, Any]:
+    """Where a process was seen to stand: frames of its main thread, the innermost first, and what the kernel shows."""
+    rank = next((w.rank for w in view.frame.windows if (w.process.host, w.process.pid) == (look.host, look.pid)), None)
+    return {
+        "rank": rank, "host": clean(look.host, 80), "pid": look.pid, "time": round(look.time, 3),
+        "doing": [one.words for one in doing_of(look)[:4]],
+        "frames": [clean(text, 200) for _, _, text in look.frames[:MAX_LINES]],
+        "holder": [clean(text, 200) for text in look.holder[:MAX_LINES]], "kernel": clean(look.kernel, 200),
+        "problem": clean(look.problem, 200),
     }  # fmt: skip
 
 

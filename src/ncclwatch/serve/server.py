@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -19,6 +20,9 @@ from ncclwatch.serve.application import application
 from ncclwatch.serve.board import MAX_READERS, Board
 from ncclwatch.serve.feed import Feed
 from ncclwatch.text import clean
+
+if TYPE_CHECKING:
+    from ncclwatch.serve.remembered import Remembered
 
 MAX_CONNECTIONS = 2 * MAX_READERS
 MAX_HEADER = 16384
@@ -67,14 +71,16 @@ def serving(
     listener: socket.socket,
     certificate: Certificate | None = None,
     begun: Callable[[Board], None] = lambda _board: None,
+    remembered: Remembered | None = None,
 ) -> Iterator[threading.Thread]:
     """Serve while the context lasts; gives the thread that does. Raises ``NcclwatchError`` when it cannot begin.
 
-    ``begun`` is given the board, to add jobs that are found later.
+    ``begun`` is given the board, to add jobs that are found later; ``remembered`` is the history that the page shows.
     """
     boards: list[Board] = []
     config = uvicorn.Config(
-        application(feeds, rules, boards.append), http="h11", ws="none", lifespan="on", log_level="warning", access_log=False,
+        application(feeds, rules, boards.append, remembered), http="h11", ws="none", lifespan="on", log_level="warning",
+        access_log=False,
         # Who asks is who is connected: what a header says of that is believed nowhere.
         proxy_headers=False, server_header=False, limit_concurrency=MAX_CONNECTIONS, timeout_keep_alive=15,
         timeout_graceful_shutdown=int(END_S), h11_max_incomplete_event_size=MAX_HEADER,

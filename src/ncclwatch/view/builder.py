@@ -175,6 +175,7 @@ class ViewBuilder:
                 roles=getattr(session, "roles", {}),
                 layout=getattr(session, "layout", ""),
                 iterations=getattr(session, "iterations", ()),
+                stacks=getattr(session, "seen_stacks", ()),
             )
         )
 

@@ -14,6 +14,7 @@ from typing import overload
 
 from ncclwatch.collect.windows import CurrentOperation, RankWindow
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.looks import ProcessLook
 from ncclwatch.model.network import FlowRecord, NicRecord
 from ncclwatch.model.state import Communicator, ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
@@ -107,6 +108,8 @@ class Frame:
     """How the job is divided among tensor, pipeline, data, … parallelism, where that was inferred."""
     iterations: Sequence[Timed] = ()
     """The newest iterations, oldest first, where calls are seen."""
+    stacks: Sequence[ProcessLook] = ()
+    """Where those whom verdicts named were seen to stand, the newest first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,11 @@ from ncclwatch.export.exporter import Exporter, interval_of_environment
 from ncclwatch.export.outbox import BATCH_EVENTS, Outbox
 from ncclwatch.export.receiver import Receiver, base_url
 from ncclwatch.model.verdict import VerdictClass, schema
-from ncclwatch.report.metrics import Counts, families, metrics
+from ncclwatch.report.metrics import Counts, families
 from testbed.sidecar import free_port
 from unit.dashboard.test_goldens import with_network
 from unit.export.collector import Collector, Labels
-from unit.report.test_metrics import parse, with_work
+from unit.report.test_metrics import page_of, parse, with_work
 from unit.views import verdict_of, view
 
 AT = 1_700_000_000_000_000_000
@@ -55,7 +55,7 @@ def test_metrics_are_those_of_the_prometheus_endpoint(collector: Collector) -> N
     told = list(families(shown, counts))
     assert Receiver(collector.url).send_metrics([JobMetrics("llama", AT, told)]).ok
     [found] = collector.rounds
-    text = parse(metrics(shown, counts))
+    text = parse(page_of(shown, counts))
     assert set(found) == set(text)
     for name, samples in text.items():
         by_text = {labels_of(labels): value for labels, value in samples}

@@ -12,12 +12,14 @@ from msgspec.structs import replace as replace_batch
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.fleet import reduced
-from ncclwatch.fleet.hearing import PARTITIONS, Hearing, partition_of
+from ncclwatch.fleet.hearing import Hearing
 from ncclwatch.fleet.reduced import BundleReader, Heard
 from ncclwatch.messaging.limits import FormatError
 from ncclwatch.messaging.values import Shared
 from ncclwatch.messaging.writer import BatchWriter
+from ncclwatch.model.failure import ProcessEnd
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.looks import ProcessLook
 from ncclwatch.model.state import ProcessSample
 from unit.batches import node_batches, ring_looks
 from unit.fake_node import calls
@@ -203,16 +205,13 @@ def test_messages_that_make_no_sense_are_refused() -> None:
         reduced.decode(b"\x94\x01")
 
 
-def test_partitions_are_even_and_a_partition_is_let_go_of_as_a_whole() -> None:
-    nodes = [f"node{number}" for number in range(1024)]
-    counts = np.bincount([partition_of(node) for node in nodes], minlength=PARTITIONS)
-    assert counts.min() > 8
+def test_a_part_of_the_nodes_is_let_go_of_as_a_whole() -> None:
     hearing = Hearing()
     [batch] = node_batches(list(ring_looks(1)), hosts=("node0",))
-    hearing.take("default", "node0", "L", 0, BatchWriter(calls="all").encode(batch), NOW)
-    hearing.forget((partition_of("node0") + 1) % PARTITIONS)
+    hearing.take("default", "node0", "L", 0, BatchWriter(calls="all").encode(batch), NOW, "3")
+    hearing.forget("4")
     assert len(hearing) == 1
-    hearing.forget(partition_of("node0"))
+    hearing.forget("3")
     assert len(hearing) == 0
     assert hearing.flush() == []
 
@@ -245,3 +244,23 @@ def test_parts_of_a_job_that_were_two_are_sent_under_one_name() -> None:
     hearing.directory.join("default", [0xA1, 0xB1], NOW + 9)
     sent = hearing.flush()
     assert {job for job, _ in sent} == {f"{0xA1:016x}"}
+
+
+def test_what_was_seen_of_processes_and_who_ended_is_told_of_every_batch_to_whose_it_is() -> None:
+    hearing, writer = Hearing(), BatchWriter(calls="all")
+    first, second = list(two_jobs(2))
+    mine, others = (first.samples[at].process for at in (0, -1))
+    looked = ProcessLook("n", mine.key.pid, 1.0, "S", kernel="sleeping")
+    ended = ProcessEnd(others.key, "n", 1, 10, 20, 0, 1)
+    first = replace_batch(first, looks=(looked,), ends=(ended,))
+    for batch in (first, second):
+        hearing.take("default", "n", "L", batch.sequence, writer.encode(batch), NOW)
+    judge = Judge()
+    judge.take(hearing.flush())
+    told = {job: [one.batch for one in heard] for job, heard in judge.heard.items()}
+    assert len(told) == 2
+    of = {batch.samples[0].process.key.pid: batch for batches in told.values() for batch in batches}
+    for batch in of.values():
+        pids = {sample.process.key.pid for sample in batch.samples}
+        assert batch.looks == ((looked,) if mine.key.pid in pids else ())
+        assert batch.ends == ((ended,) if others.key.pid in pids else ())

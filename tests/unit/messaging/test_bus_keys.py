@@ -11,7 +11,7 @@ from ncclwatch.errors import UsageError
 from ncclwatch.messaging import bus_keys
 from ncclwatch.messaging.bus_keys import access, add_user, bus_address, is_bus, make_seed, public_of, read_user, write_tenants
 from ncclwatch.messaging.keys import KeyFileError
-from ncclwatch.messaging.subjects import token_of
+from ncclwatch.messaging.subjects import MAPPING, token_of
 
 LOCAL = "nats://127.0.0.1:4222"
 JWT = (
@@ -92,6 +92,7 @@ def test_the_configuration_says_what_each_may_say(tmp_path: Path) -> None:
     assert tenants == 2
     assert "permissions" not in lines["engine"]
     assert '"ncw.batch.*.*"' in lines["agent"] and "ncw.view" not in lines["agent"] and "$JS" not in lines["agent"]
+    assert text.count(MAPPING) == 2, "the server of each tenant divides its nodes into parts"
     assert '"ncw.view.*"' in lines["viewer"] and "ncw.batch" not in lines["viewer"]
     assert f'"ncw.batch.j.{token_of("node7.example.org")}"' in text
     assert not any(seed.read_text().strip() in text for seed in tmp_path.glob("*/*.nk"))
@@ -158,3 +159,7 @@ def test_the_schemes_an_agent_tells_by_are_those() -> None:
     from ncclwatch.cli.agent_process import BUS
 
     assert tuple(scheme + "://" for scheme in bus_keys.SCHEMES) == BUS
+
+
+def test_the_server_of_one_machine_divides_nodes_as_tenants_do() -> None:
+    assert MAPPING in (Path(__file__).parents[3] / "packaging/nats/loopback.conf").read_text()

@@ -17,6 +17,7 @@ def test_a_name_that_does_not_fit_is_hashed(name: str) -> None:
     assert re.fullmatch(r"h-[0-9a-f]{20}", token)
     assert subjects.token_of(name) == token
     assert subjects.batch_parts(subjects.batch(name, name)) == (token, token)
+    assert subjects.batch_parts(f"ncw.batch.31.{token}.{token}") == (token, token)
 
 
 @pytest.mark.parametrize("name", ["default", "node-1", "a_b", "x" * 64, "0"])

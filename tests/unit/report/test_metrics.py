@@ -16,7 +16,7 @@ from ncclwatch.cli.metrics import MetricsServer, parse_address
 from ncclwatch.errors import UsageError
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow
-from ncclwatch.report.metrics import Counts, metrics
+from ncclwatch.report.metrics import Counts, Watched, metrics
 from ncclwatch.view.frame import View
 from testbed.sidecar import free_port
 from unit.dashboard.test_goldens import with_network
@@ -26,6 +26,13 @@ ROOT = Path(__file__).parent.parent.parent.parent
 RULES = ROOT / "packaging" / "prometheus"
 LABELS = r"\{(?:[a-z_]+=\"(?:[^\"\\\n]|\\.)*\",?)*\}"
 SAMPLE = re.compile(rf"([a-z_]+)({LABELS})? (-?[0-9.e+-]+|NaN)")
+
+
+def page_of(shown: View | None, counts: Counts, *jobs: str) -> str:
+    """What a scrape gets of jobs that all look like this; without a name of one session alone."""
+    one = Watched()
+    one.view, one.counts = shown, counts
+    return metrics([(job, one) for job in jobs or ("",)])
 
 
 def parse(text: str) -> dict[str, list[tuple[str, float]]]:
@@ -51,7 +58,7 @@ def parse(text: str) -> dict[str, list[tuple[str, float]]]:
 def test_a_standing_verdict_and_its_culprit_are_told() -> None:
     counts = Counts()
     counts.told([verdict_of(VerdictClass.STOPPED, 2, 8)])
-    found = parse(metrics(with_network(view(8, VerdictClass.STOPPED, lost=3)), counts))
+    found = parse(page_of(with_network(view(8, VerdictClass.STOPPED, lost=3)), counts))
     [(labels, value)] = found["ncclwatch_verdict"]
     assert value == 1
     assert 'class="stopped"' in labels
@@ -65,9 +72,16 @@ def test_a_standing_verdict_and_its_culprit_are_told() -> None:
     assert ('{host="node000",nic="mlx5_2:1",used="true"}', 0.0) in found["ncclwatch_nic_up"]
 
 
+def test_several_jobs_are_told_apart_by_a_label() -> None:
+    found = parse(page_of(view(8, VerdictClass.STOPPED), Counts(), "llama", 'a "b"'))
+    assert len(found["ncclwatch_build_info"]) == 1
+    assert ('{nccl_job="llama",state="waiting"}', 7.0) in found["ncclwatch_ranks"]
+    assert [labels.split(",")[0] for labels, _ in found["ncclwatch_verdict"]] == ['{nccl_job="llama"', r'{nccl_job="a \"b\""']
+
+
 def test_what_is_not_known_is_absent() -> None:
     calm = view(8, VerdictClass.IDLE, calls=False)
-    found = parse(metrics(calm, Counts()))
+    found = parse(page_of(calm, Counts()))
     for name in (
         "ncclwatch_verdict",
         "ncclwatch_rank_operation_age_seconds",
@@ -76,7 +90,7 @@ def test_what_is_not_known_is_absent() -> None:
     ):
         assert name not in found
     assert ('{plane="calls"}', 0.0) in found["ncclwatch_plane_up"]
-    assert set(parse(metrics(None, Counts()))) == {
+    assert set(parse(page_of(None, Counts()))) == {
         "ncclwatch_build_info",
         "ncclwatch_samples_total",
         "ncclwatch_verdicts_total",
@@ -89,12 +103,12 @@ def test_hostile_text_stays_in_its_label() -> None:
     base = view(2, VerdictClass.STOPPED)
     windows = [replace(w, process=replace(w.process, host=evil)) for w in base.frame.windows]
     verdict = replace(base.frame.verdicts[0], summary=evil, next_steps=(evil,))
-    parse(metrics(View(replace(base.frame, windows=windows, verdicts=(verdict,))), Counts()))
+    parse(page_of(View(replace(base.frame, windows=windows, verdicts=(verdict,))), Counts()))
 
 
 def test_every_metric_is_documented() -> None:
     documented = set(re.findall(r"`(ncclwatch_[a-z_]+)`", (ROOT / "docs" / "metrics.md").read_text()))
-    assert set(parse(metrics(with_work(with_network(view(8, VerdictClass.STOPPED))), Counts()))) == documented
+    assert set(parse(page_of(with_work(with_network(view(8, VerdictClass.STOPPED))), Counts()))) == documented
 
 
 def with_work(base: View) -> View:
@@ -111,7 +125,7 @@ def with_work(base: View) -> View:
 
 
 def test_what_ports_carried_is_told_as_far_as_it_is_known() -> None:
-    found = parse(metrics(with_work(view(8)), Counts()))
+    found = parse(page_of(with_work(view(8)), Counts()))
     label = '{rank="0",host="node000",pid="1000",nic="mlx5_0:1",counting="bursts"}'
     assert found["ncclwatch_work_sent_bytes_per_second"] == [(label, 1e6)]
     tail = label.replace("}", ',quantile="0.99"}')
@@ -143,7 +157,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 def test_a_scrape_answers_on_the_loopback_interface_only(capsys: pytest.CaptureFixture[str]) -> None:
     port = free_port()
     with MetricsServer(f":{port}") as server:
-        server.watched.view = view(8, VerdictClass.STOPPED)
+        server._jobs.of("").view = view(8, VerdictClass.STOPPED)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             assert "ncclwatch_verdict" in parse(answer.read().decode())

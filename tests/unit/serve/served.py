@@ -11,6 +11,7 @@ from typing import Any
 
 from ncclwatch.serve.access import Rules
 from ncclwatch.serve.feed import LIVE, Feed
+from ncclwatch.serve.remembered import Remembered
 from ncclwatch.serve.server import Certificate, bind, serving
 from ncclwatch.serve.snapshot import Composer
 from ncclwatch.view.frame import View
@@ -78,9 +79,11 @@ class Served:
 
 
 @contextmanager
-def served(feeds: Sequence[Feed], rules: Rules | None = None, certificate: Certificate | None = None) -> Iterator[Served]:
+def served(
+    feeds: Sequence[Feed], rules: Rules | None = None, certificate: Certificate | None = None, past: Remembered | None = None
+) -> Iterator[Served]:
     """Serve jobs on a free port of loopback."""
     listener = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    with serving(feeds, rules or Rules(), listener, certificate):
+    with serving(feeds, rules or Rules(), listener, certificate, remembered=past):
         yield Served(port)

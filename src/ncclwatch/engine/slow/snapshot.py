@@ -21,7 +21,7 @@ from ncclwatch.engine.case import Case
 from ncclwatch.engine.connections import amid_rings, laggards
 from ncclwatch.engine.edges import PROXY_STALLS, Wait, Why
 from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, LinkNode, Node, RankNode
-from ncclwatch.engine.graph import Sink, Waits, victims_of
+from ncclwatch.engine.graph import Waits, victims_of
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.slow.order import Kernels, OrderOf, awaited_inside, read_kernels
 from ncclwatch.gc_pause import collector_at_rest
@@ -156,7 +156,11 @@ def take_look(
     holds: list[Hold] = []
     for sink, ranks in sinks:
         weight = sum(1.0 / reached[rank] for rank in ranks) / len(job.members) / len(sink.nodes)
-        holds += [_hold(job, sink, node, weight, inside) for node in sink.nodes if node not in doubtful]
+        stalled, among = {RankNode(mark.member.index) for mark in sink.stalls if mark.stall in PROXY_STALLS}, defaultdict(list)
+        for wait in (*sink.waits, *sink.inside):
+            among[wait.target].append(wait)
+        rest = sink.waits or sink.inside
+        holds += [_hold(job, node, among[node] or rest, weight, stalled, inside) for node in sink.nodes if node not in doubtful]
     time, size = max(member.last.wall_ns for member in job.members) / 1e9, len(job.members)
     cpu_times = {member.info.key: times for member in job.members if (times := _cpu_times(member.last)) is not None}
     activities, inferred = _activities(job, waits, kernels, doubtful, inside)
@@ -175,12 +179,10 @@ def _activities(
 ) -> tuple[dict[ProcessKey, Activity], frozenset[ProcessKey]]:
     """What each rank does, and for whom that is only inferred."""
     waiting: dict[int, set[bool]] = defaultdict(set)  # for ranks (False), links (True)
-    awaited: set[int] = set()
+    awaited = {wait.target.index for wait in waits.waits if isinstance(wait.target, RankNode)}
     for wait in waits.waits:
         if isinstance(wait.waiter, RankNode):
             waiting[wait.waiter.index].add(isinstance(wait.target, LinkNode))
-        if isinstance(wait.target, RankNode):
-            awaited.add(wait.target.index)
     found: dict[ProcessKey, Activity] = {}
     inferred: set[ProcessKey] = set()
     for member in job.members:
@@ -215,8 +217,7 @@ def _passes(job: Job, kernels: Mapping[int, Kernels], holds: Iterable[Hold], sta
     return found
 
 
-def _hold(job: Job, sink: Sink, node: Node, weight: float, inside: Collection[int]) -> Hold:
-    waits = [wait for wait in (*sink.waits, *sink.inside) if wait.target == node] or sink.waits or sink.inside
+def _hold(job: Job, node: Node, waits: list[Wait], weight: float, stalled: set[RankNode], inside: Collection[int]) -> Hold:
     operation = next((w.end.operation.collective for w in waits if w.end is not None), "")
     group = job.groups[waits[0].key.group]
 
@@ -229,13 +230,12 @@ def _hold(job: Job, sink: Sink, node: Node, weight: float, inside: Collection[in
         return Hold(Part.LINK, weight, None, place, operation, group.id)
     if isinstance(node, (AbsentNode, HiddenNode)):
         return Hold(Part.UNSEEN, weight, key_of(node.comm_rank), None, operation, group.id)
-    member = job.member(node.index)
-    return Hold(_part(member, sink, waits, inside=member.index in inside), weight, member.info.key, None, operation, group.id)
+    part = _part(job.member(node.index), waits, stalled=node in stalled, inside=node.index in inside)
+    return Hold(part, weight, job.member(node.index).info.key, None, operation, group.id)
 
 
-def _part(member: Member, sink: Sink, waits: list[Wait], *, inside: bool) -> Part:
-    stalls = {mark.stall for mark in sink.stalls if mark.member is member}
-    if stalls & PROXY_STALLS or any(w.why is Why.NOT_TRANSMITTED or w.why is Why.NOT_BEGUN for w in waits):
+def _part(member: Member, waits: list[Wait], *, stalled: bool, inside: bool) -> Part:
+    if stalled or any(w.why is Why.NOT_TRANSMITTED or w.why is Why.NOT_BEGUN for w in waits):
         return Part.PROXY
     if inside:
         return Part.KERNEL

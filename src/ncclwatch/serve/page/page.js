@@ -6,7 +6,8 @@ import { Grid } from "./grid.js";
 import { ordered, showJobs } from "./jobs.js";
 import { Stream, ask, following, placeOf, whole } from "./moments.js";
 import { forgetColours } from "./states.js";
-import { showAbout, showLegend, showLog, showOperations, showRank, showRows, showTimeLegend } from "./tables.js";
+import { askHistory, showHistory, showHistoryLink } from "./history.js";
+import { showAbout, showLegend, showLog, showOperations, showRank, showRows, showStacks, showTimeLegend } from "./tables.js";
 import { showVerdicts } from "./verdict.js";
 import { showMatrix, showWay } from "./waits.js";
 
@@ -14,6 +15,7 @@ const MAX_POINTS = 4000, ASK_RANK_MS = 1000, PLAY_MS = 350;
 
 const state = {
   jobs: new Map(), job: "", rank: null,
+  view: "", node: "", history: null, // the history, of one node where one is named
   time: null, // the moment that is looked at; null: the newest
   newest: null, past: null, points: [], trouble: [], detail: null, detailAt: 0, playing: 0, shown: new Map(), wanted: null, asking: false, why: false,
 };
@@ -33,7 +35,7 @@ const stream = new Stream({
   },
   jobs(lines) {
     for (const line of lines) state.jobs.set(line.job, line);
-    if (!state.job && state.jobs.size === 1 && !state.everywhere) return go({ job: lines[0].job }, true);
+    if (!state.job && !state.view && state.jobs.size === 1 && !state.everywhere) return go({ job: lines[0].job }, true);
     later("jobs");
   },
   moment(message) {
@@ -68,6 +70,15 @@ async function loadTimeline() {
   } catch (error) {
     toast(error.message);
   }
+}
+
+async function loadHistory() {
+  const { node } = state;
+  state.history = null;
+  const found = await askHistory(node);
+  if (state.view === "" || node !== state.node) return;
+  state.history = found;
+  later("history");
 }
 
 async function loadPast() {
@@ -112,8 +123,14 @@ function later(what) {
 function render() {
   const now = new Set(due);
   due.clear();
-  byId("jobs").hidden = state.job !== "";
+  byId("history").hidden = state.view !== "history";
+  byId("jobs").hidden = state.job !== "" || state.view !== "";
   byId("job").hidden = state.job === "";
+  if (state.view === "history") {
+    document.title = `${state.node || "history"} - ncclwatch`;
+    if (now.has("all") || now.has("history")) showHistory(state.node, state.history);
+    return;
+  }
   if (state.job === "") {
     document.title = "ncclwatch";
     showJobs(state.jobs);
@@ -139,6 +156,7 @@ function render() {
     showMatrix(matrixCanvas, moment.parts.waits);
   });
   part(moment, ["rows"], all, () => showRows(moment.parts.rows, moment.letters.length));
+  part(moment, ["stacks"], all, () => showStacks(moment.parts.stacks));
   part(moment, ["operations"], all, () => showOperations(moment.parts.operations));
   part(moment, ["about"], all, () => showAbout(moment.parts.about));
   part(moment, ["log"], all, () => showLog(moment.parts.log));
@@ -202,6 +220,9 @@ function read() {
   const query = new URLSearchParams(location.search);
   const number = (name) => (query.get(name) !== null && Number.isFinite(Number(query.get(name))) && query.get(name) !== "" ? Number(query.get(name)) : null);
   const job = query.get("job") ?? "";
+  state.node = query.get("node") ?? "";
+  state.view = job ? "" : state.node || query.get("view") === "history" ? "history" : "";
+  if (state.view) loadHistory();
   const other = job !== state.job;
   state.job = job;
   state.rank = number("rank");
@@ -232,7 +253,8 @@ function address(changes = {}) {
 /** Go to another job, or to the list. */
 function go(where, instead = false) {
   state.everywhere = !where.job;
-  const to = where.job ? `/?${new URLSearchParams({ job: where.job })}` : "/";
+  const query = new URLSearchParams(where).toString();
+  const to = query ? `/?${query}` : "/";
   history[instead ? "replaceState" : "pushState"](null, "", to);
   read();
   window.scrollTo(0, 0);
@@ -345,7 +367,8 @@ function redraw() {
 document.addEventListener("click", (event) => {
   const target = event.target.closest("[data-go],[data-rank],[data-close]");
   if (!target || event.ctrlKey || event.metaKey || event.shiftKey) return;
-  if (target.dataset.go) go(target.dataset.go === "job" ? { job: target.dataset.job } : {});
+  const places = { job: { job: target.dataset.job }, node: { node: target.dataset.node }, history: { view: "history" }, jobs: {} };
+  if (target.dataset.go) go(places[target.dataset.go]);
   else if (target.dataset.rank) openRank(Number(target.dataset.rank));
   else openRank(null);
   event.preventDefault();
@@ -382,6 +405,7 @@ function neighbour(by) {
 }
 
 const KEYS = {
+  h: () => byId("to-history").hidden || go({ view: "history" }),
   j: () => neighbour(1), k: () => neighbour(-1), a: () => go({}), g: () => byId("grid").firstElementChild.focus(),
   w: () => { state.why = !state.why; write(); later("why"); }, "[": () => { hold(); step(-1); }, "]": () => { hold(); step(1); },
   "{": () => { hold(); step(-10); }, "}": () => { hold(); step(10); }, " ": play, l: newest, c: copyLink,
@@ -393,7 +417,7 @@ document.addEventListener("keydown", (event) => {
   if (target.matches("input:not([type=range]),textarea,select")) return;
   // Space and Enter on a button or a link are that button's.
   if (event.key === " " && target.closest("button,a,summary,[role=region]")) return;
-  if (!(event.key in KEYS) || (state.job === "" && !"jkat?".includes(event.key))) return;
+  if (!(event.key in KEYS) || (state.job === "" && !"jkaht?".includes(event.key))) return;
   KEYS[event.key]();
   event.preventDefault();
 });
@@ -403,10 +427,12 @@ new ResizeObserver(() => later("all")).observe(byId("main"));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 
 setTheme(THEMES.includes(remembered.get()) ? remembered.get() : "system");
+showHistoryLink().then((kept) => kept && later("all"));
 ask("/api/jobs").then(({ jobs, trouble }) => {
   state.trouble = trouble;
   showTimeLegend(trouble);
   for (const line of jobs) state.jobs.set(line.job, line);
-  if (jobs.length === 1 && !new URLSearchParams(location.search).has("job")) go({ job: jobs[0].job }, true);
+  const asked = new URLSearchParams(location.search);
+  if (jobs.length === 1 && !["job", "node", "view"].some((name) => asked.has(name))) go({ job: jobs[0].job }, true);
   else read();
 }).catch((error) => toast(error.message));

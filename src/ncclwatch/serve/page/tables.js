@@ -78,6 +78,18 @@ export function showOperations(operations) {
       el("td", { class: "n" }, one.total ? `${one.done}${one.most > one.done ? `–${one.most}` : ""}/${one.total}` : "")))));
 }
 
+/** Where those whom verdicts named were seen to stand. */
+export function showStacks(stacks) {
+  show(byId("stacks"), stacks.length === 0 ? el("p", { class: "dim" }, "Looked at once a verdict names somebody, where the agents may.")
+    : stacks.map((one) => el("article", { class: "stack" },
+      el("h3", {}, one.rank === null ? "" : el("button", { type: "button", "data-rank": one.rank, "aria-label": `open rank ${one.rank}` }, `rank ${one.rank}`), ` ${one.host}, pid ${one.pid}`),
+      el("p", {}, one.doing.join("; "), el("span", { class: "dim" }, ` seen ${clock(one.time)}`)),
+      one.frames.length > 0 && el("ol", { class: "frames" }, one.frames.map((frame) => el("li", {}, el("code", {}, frame)))),
+      one.holder.length > 0 && el("div", {}, el("p", {}, "another thread holds the GIL:"), el("ol", { class: "frames" }, one.holder.map((frame) => el("li", {}, el("code", {}, frame))))),
+      one.kernel && el("p", {}, "kernel: ", el("code", {}, one.kernel)),
+      one.problem && el("p", { class: "dim" }, one.problem))));
+}
+
 export function showAbout(about) {
   const facts = [["ranks", `${about.observed.toLocaleString("en")} of ${about.ranks.toLocaleString("en")} observed, on ${count(about.hosts, "host")}`]];
   if (about.layout) facts.push(["layout", about.layout]);

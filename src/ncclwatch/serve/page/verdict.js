@@ -34,7 +34,14 @@ function card(verdict, cost, now) {
         part.lines.length > 0 && el("ul", {}, part.lines.map((line) => el("li", {}, line)))))));
 }
 
+/** Whether there is a history to ask: then culprits lead to that of their node. */
+export const past = { kept: false };
+
 function culprit(one) {
+  return past.kept && one.host ? [named(one), el("p", { class: "dim" }, el("a", { href: `/?${new URLSearchParams({ node: one.host })}`, "data-go": "node", "data-node": one.host }, `history of ${one.host}`))] : named(one);
+}
+
+function named(one) {
   const inside = [one.name, one.about.map((line) => el("span", {}, line)), one.ticket && el("span", {}, one.ticket)];
   return one.rank === null ? el("div", { class: "culprit" }, inside)
     : el("button", { type: "button", class: "culprit", "data-rank": one.rank }, inside);
