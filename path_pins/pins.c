@@ -1,12 +1,4 @@
-/* Source ports of NCCL's data connections over sockets, as a file says: LD_PRELOAD=libncclwatch_pins.so NCCLWATCH_PATH_PINS=FILE.
- *
- * The file is read anew for each connection, so that the next communicator follows a new plan:
- *
- *     ncclwatch-path-pins 1
- *     listen  RANK ADDRESS PORT [PORT ...]          a socket that listens on ADDRESS takes the first of these that is free
- *     connect RANK DESTINATION PORT SOURCE_PORT     a connection to DESTINATION:PORT leaves by SOURCE_PORT
- *
- * RANK and the addresses may be "*"; RANK is the variable of that name. Only NCCL's proxy service thread is obeyed, which makes
+/* Source ports of NCCL's data connections over sockets, as a file says (plan.h). Only NCCL's proxy service thread is obeyed, which makes
  * data connections and nothing else (src/proxy.cc of v2.21.5-1, ncclProxyService); it is known by its name, which NCCL gives it
  * if NCCL_SET_THREAD_NAME is set. Without a file, without a fitting line, and whenever a port cannot be had, everything is as
  * without this library: no error is made here. */
@@ -20,13 +12,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define MOST_BYTES 65536
-#define HEADING "ncclwatch-path-pins 1\n"
-#define SERVICE "NCCL Service"
+#include "plan.h"
 
 typedef int (*call_t)(int, const struct sockaddr *, socklen_t);
 
@@ -42,45 +31,10 @@ __attribute__((constructor)) static void begin(void) {
   if (file != NULL && *file != '\0') setenv("NCCL_SET_THREAD_NAME", "1", 0);
 }
 
-static int is_service_thread(void) {
-  char name[17] = "";
-  return prctl(PR_GET_NAME, name) == 0 && strncmp(name, SERVICE, strlen(SERVICE)) == 0;
-}
-
-/* The whole file, ended by 0; 0 where there is none, or it is not ours. */
-static size_t read_plan(char *text) {
-  const char *path = getenv("NCCLWATCH_PATH_PINS");
-  if (path == NULL || *path == '\0') return 0;
-  int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return 0;
-  size_t length = 0;
-  for (;;) {
-    ssize_t got = read(fd, text + length, MOST_BYTES - 1 - length);
-    if (got <= 0) break;
-    length += (size_t)got;
-  }
-  close(fd);
-  text[length] = '\0';
-  return strncmp(text, HEADING, strlen(HEADING)) == 0 ? length : 0;
-}
-
 static in_port_t *port_of(struct sockaddr_storage *address) {
   if (address->ss_family == AF_INET) return &((struct sockaddr_in *)address)->sin_port;
   if (address->ss_family == AF_INET6) return &((struct sockaddr_in6 *)address)->sin6_port;
   return NULL;
-}
-
-static int names_me(const char *rank) {
-  const char *mine = getenv("RANK");
-  return strcmp(rank, "*") == 0 || (mine != NULL && strcmp(rank, mine) == 0);
-}
-
-static int names_address(const char *text, const struct sockaddr_storage *address) {
-  char bytes[16];
-  if (strcmp(text, "*") == 0) return 1;
-  if (inet_pton(address->ss_family, text, bytes) != 1) return 0;
-  if (address->ss_family == AF_INET) return memcmp(bytes, &((const struct sockaddr_in *)address)->sin_addr, 4) == 0;
-  return memcmp(bytes, &((const struct sockaddr_in6 *)address)->sin6_addr, 16) == 0;
 }
 
 /* A copy of the address, where this call is one that a plan may speak of. */

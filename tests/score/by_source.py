@@ -82,13 +82,16 @@ TELL_SLOWNESS = frozenset({"rank logs", "rank logs with groupHash"})
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One scenario by one source. ``place``: exactly those at fault are named; ``right``: and the class fits."""
+    """One scenario by one source. ``place``: exactly those at fault are named; ``right``: and the class fits; ``among``: the
+    class fits, and all ranks of the operation are named in which those at fault, or both ends of the link, are.
+    """
 
     scenario: Scenario
     source: str
     verdict: Verdict | None
     place: bool
     right: bool
+    among: bool = False
 
 
 def judge_by(scenario: Scenario, source: str, timeline: Timeline) -> Outcome:
@@ -107,7 +110,10 @@ def judge_by(scenario: Scenario, source: str, timeline: Timeline) -> Outcome:
         return Outcome(scenario, source, verdict, quiet, quiet)
     wanted = set(expect.ranks)
     place = bool(named) and named >= wanted and named <= wanted | set(expect.also)
-    return Outcome(scenario, source, verdict, place, place and verdict is not None and verdict.verdict_class in expect.verdicts)
+    said = verdict.verdict_class if verdict is not None else None
+    fits, inside = said in expect.verdicts, wanted | set(expect.link)
+    among = fits and not place and said is VerdictClass.HARDWARE and bool(inside) and inside <= named
+    return Outcome(scenario, source, verdict, place, place and fits, among)
 
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
@@ -116,18 +122,18 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
     for one in outcomes:
         rows[str(one.scenario.expect.score_class), one.source].append(one)
     lines = [
-        "| SIMULATED: class of the fault | source | scenarios | right ranks | right ranks and class | ranks told, class unknown "
-        "| somebody else accused |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| SIMULATED: class of the fault | source | scenarios | right ranks | right ranks and class | right class, all ranks "
+        "of its operation | ranks told, class unknown | somebody else accused |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for (fault, source), found in sorted(rows.items()):
         accused = [one for one in found if one.verdict is not None and one.verdict.verdict_class.accuses]
         unknown = [one for one in found if one.place and one.verdict and one.verdict.verdict_class is VerdictClass.UNKNOWN]
         quiet = ScoreClass(fault).quiet or (ScoreClass(fault) in SLOW and source not in TELL_SLOWNESS)
-        wrong = [one for one in accused if not one.place]
+        wrong = [one for one in accused if not one.place and not one.among]
         lines.append(
             f"| {fault} | {source} | {len(found)} | {sum(one.place for one in found)} | {sum(one.right for one in found)} | "
-            f"{'–' if quiet else len(unknown)} | {len(wrong)} |"
+            f"{sum(one.among for one in found)} | {'–' if quiet else len(unknown)} | {len(wrong)} |"
         )
     return lines
 

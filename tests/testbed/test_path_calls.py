@@ -93,6 +93,8 @@ def test_what_the_library_of_pins_can_call() -> None:
         "dlsym", "socket", "setsockopt", "getsockopt", "getsockname", "fcntl", "fcntl64", "dup2", "close",
         # The plan and the environment are read; NCCL is asked to name its threads.
         "open", "open64", "read", "getenv", "setenv", "prctl",
+        # Labels: what each thread has seen of queue pairs.
+        "__tls_get_addr",
         "inet_pton", "ntohs", "htons", "sscanf", "__isoc99_sscanf", "__isoc23_sscanf",
         "strtok_r", "__strtok_r", "strcmp", "strncmp", "strlen", "memcmp", "memcpy", "memset",
         "__errno_location", "__stack_chk_fail",

@@ -19,8 +19,9 @@ import pytest
 
 from ncclwatch.collect.flows import FlowCollector
 from ncclwatch.model.network import FlowRecord
+from ncclwatch.model.paths import Load, PathKey, PathLoad
 from ncclwatch.model.state import Direction
-from ncclwatch.paths.bottlenecks import Crowd, Load, PathKey, PathLoad, crowd, loads
+from ncclwatch.paths.bottlenecks import Crowd, crowd, loads
 from ncclwatch.paths.pins import Connect, Listen, plan_text
 from ncclwatch.target.session import TargetProcess
 from testbed.job import Job, available, build, build_folder

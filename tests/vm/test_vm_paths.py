@@ -14,9 +14,9 @@ import pytest
 from ncclwatch.collect.flows import FlowCollector
 from ncclwatch.collect.network import NetworkWatch
 from ncclwatch.model.network import FlowRecord
-from ncclwatch.model.paths import Origin
+from ncclwatch.model.paths import NodeView, Origin
 from ncclwatch.model.state import Direction
-from ncclwatch.paths.flow_map import NodeView, flow_map
+from ncclwatch.paths.flow_map import flow_map
 from ncclwatch.paths.ports import ROCE_PORT, rule_of
 from ncclwatch.target.session import TargetProcess
 from testbed.job import available

@@ -22,6 +22,7 @@ from ncclwatch.cli.options import (
     JobOption,
     KeysOption,
     OrderBudgetOption,
+    PathsFilesOption,
     PidOption,
     ProbePathsOption,
     ProbesOption,
@@ -53,6 +54,7 @@ def agent(
     order_budget: OrderBudgetOption = ORDER_BUDGET,
     probe_paths: ProbePathsOption = PROBE_PATHS,
     stacks: StacksOption = True,
+    paths: PathsFilesOption = None,
     spool: Annotated[
         Path | None, typer.Option("--spool", metavar="FOLDER", help="Keep what cannot be sent here, also over a restart.")
     ] = None,
@@ -72,6 +74,7 @@ def agent(
         AgentOptions(
             engine, named, every, match, _text(keys), job, interval, calm_interval, probes, wire, order_budget, _text(spool),
             spool_mb, spool_age, user, duration, HASTE.active, probe_paths, stacks,
+            [str(file.absolute()) for file in paths or ()],
         )
     )  # fmt: skip
 

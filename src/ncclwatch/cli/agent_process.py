@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,6 +62,7 @@ class AgentOptions:
     """Whether the priority is raised until it has attached."""
     probe_paths: str = PROBE_PATHS
     stacks: bool = True
+    probe_files: list[str] = field(default_factory=list)
 
     def to_json(self) -> str:
         """As text, for the process that becomes the agent."""
@@ -95,7 +96,7 @@ def run(chosen: AgentOptions) -> None:
     collector = NodeCollector(
         every=not chosen.pids, interval_s=chosen.interval, stop=stop, choose=choose, common_ns=sender.engine_time_ns, wire=how,
         tell=_line, paths=path_probes(chosen.probe_paths), patient=True, widest_s=chosen.calm_interval,
-        stacks=chosen.stacks,
+        stacks=chosen.stacks, probe_files=[Path(file) for file in chosen.probe_files],
     )  # fmt: skip
     sender.link.on_order = collector.nudge
     sender.link.on_ease = lambda well, narrow: collector.ease.allow(time.monotonic(), well=well, narrow=narrow)

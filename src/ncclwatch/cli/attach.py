@@ -114,7 +114,7 @@ def attach(
         patience=Patience(hang_after, adaptive=not fixed), asked=Bell(ask_file).rung,
         sampling=None if sample is None else Sampling(sample), slow=slow_rule(slow_mode, t_base, theta),
         wire=wire_mode(wire), order_budget=order_budget / 100, paths=path_probes(probe_paths), tell=said,
-        widest_s=0.0 if surface is None else calm_interval, stacks=stacks,
+        widest_s=0.0 if surface is None else calm_interval, stacks=stacks, probe_files=paths or (),
     )  # fmt: skip
     session.taps.append(_until_judged())
     with closing(session), serving(metrics) as also, exporting(otlp) as exports:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState
@@ -98,6 +99,7 @@ class LiveSession(InformedSession):
         tell: Callable[[str], None] = lambda _: None,
         widest_s: float = 0.0,
         stacks: bool = True,
+        probe_files: Sequence[Path] = (),
     ) -> None:
         # By the wall clock, so that recordings of several nodes hold samples of the same moments.
         self.collector = NodeCollector(
@@ -111,6 +113,7 @@ class LiveSession(InformedSession):
             tell=tell,
             widest_s=widest_s,
             stacks=stacks,
+            probe_files=probe_files,
         )
         self._next_ease = 0.0
         super().__init__(LiveDiagnosis(Known(patience or Patience()), slow=(slow or SlowRule()).watch()))

@@ -18,7 +18,7 @@ from ncclwatch.view.verdict_text import verdict_lines
 
 if TYPE_CHECKING:
     from ncclwatch.cli.live import Session, Steps
-    from ncclwatch.paths.probed import Probe
+    from ncclwatch.model.paths import Probe
     from ncclwatch.store.recorder import Recorder
 
 

@@ -103,7 +103,11 @@ ORDER_BUDGET = 5.0
 
 PathsFilesOption = Annotated[
     list[Path] | None,
-    typer.Option("--paths", metavar="FILE", help="What 'ncclwatch paths probe -o FILE' told: flows are drawn on it (p)."),
+    typer.Option(
+        "--paths",
+        metavar="FILE",
+        help="What 'ncclwatch paths probe -o FILE' told: verdicts say what it shows; read when it changes.",
+    ),
 ]
 KeysOption = Annotated[
     Path | None,

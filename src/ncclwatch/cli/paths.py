@@ -17,10 +17,11 @@ from ncclwatch.cli.options import AllOption, BudgetOption, JsonOption, LookOptio
 from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.errors import TargetError, UsageError
 from ncclwatch.model.network import FlowRecord, NetworkLook, NicRecord
-from ncclwatch.paths.flow_map import MappedFlow, NodeView, flow_map
+from ncclwatch.model.paths import NodeView
+from ncclwatch.paths.flow_map import MappedFlow, flow_map, measured_flows, to_capture
 from ncclwatch.paths.measured import Crowded, crowds_of
+from ncclwatch.paths.words import crowd_text
 from ncclwatch.text import Style
-from ncclwatch.view.paths import crowd_text, measured_flows
 
 SCHEMA_NAME = "ncclwatch.paths/1"
 
@@ -32,6 +33,10 @@ def paths(
     as_json: JsonOption = False,
     budget: BudgetOption = 0.1,
     duration: LookOption = None,
+    capture: Annotated[
+        float,
+        typer.Option("--capture", metavar="SECONDS", min=0.0, max=60.0, help="See RoCE's ports in packets, for so long."),
+    ] = 0.0,
     probes: Annotated[
         list[Path] | None, typer.Option("--paths", metavar="FILE", help="What 'paths probe -o FILE' told: say which flows crowd.")
     ] = None,
@@ -44,8 +49,10 @@ def paths(
     options.require_files(files)
     if files and (named or every):
         raise UsageError("recordings and processes exclude each other", "give one or the other")
+    if files and capture:
+        raise UsageError("packets are of now: nothing can be captured of a recording", "leave --capture out")
     views, remarks = _recorded(files) if files else _live(options.choose_pids(named, every), budget, duration)
-    found = flow_map(views)
+    found = flow_map(views, _captured(views, capture) if capture else None)
     crowded = crowds_of(measured_flows(found), known)
     if as_json:
         emit_json(to_json(found, remarks, crowded))
@@ -74,6 +81,13 @@ def _live(pids: Sequence[int], budget: float, duration: float | None) -> tuple[l
         network.close()
     remarks = [*(problem.line for problem in looked.problems), *looked.collector.notes]
     return [NodeView(host, looked.records, nics, namespaces)], remarks
+
+
+def _captured(views: Sequence[NodeView], seconds: float) -> dict[tuple[str, int], set[int]]:
+    from ncclwatch.pathprobe.capture import capture
+
+    wanted, netdevs = to_capture(views)
+    return capture(sorted(netdevs), wanted, seconds) if wanted else {}
 
 
 def _recorded(files: Sequence[Path]) -> tuple[list[NodeView], list[str]]:

@@ -11,10 +11,11 @@ from typing import Annotated
 import msgspec
 
 from ncclwatch.errors import UsageError
-from ncclwatch.model.paths import ElephantFlow, FiveTuple, NicPort, Protocol
+from ncclwatch.model.paths import ElephantFlow, FiveTuple, NicPort, Probe, Protocol
 from ncclwatch.paths import probed
 from ncclwatch.paths.measured import Choice, Demand, MeasuredFlow
-from ncclwatch.paths.pins import Connect, Listen, plan_text
+from ncclwatch.paths.pins import Connect, Listen, Roce, plan_text
+from ncclwatch.paths.ports import ROCE_PORT
 from ncclwatch.text import clean
 
 MAP_SCHEMA = "ncclwatch.paths/1"
@@ -63,10 +64,10 @@ class _Map(msgspec.Struct):
     flows: Annotated[list[_Flow], msgspec.Meta(max_length=MAX_FLOWS)]
 
 
-def sorted_out(files: Sequence[Path]) -> tuple[list[MeasuredFlow], list[probed.Probe]]:
+def sorted_out(files: Sequence[Path]) -> tuple[list[MeasuredFlow], list[Probe]]:
     """Flows and probes of files of either kind. Raises :class:`UsageError` for any other."""
     maps: list[_Map] = []
-    probes: list[probed.Probe] = []
+    probes: list[Probe] = []
     for file in files:
         data = probed.read_bytes(file)
         schema = _schema(data, file)
@@ -112,12 +113,12 @@ def elephants(files: Sequence[Path]) -> list[ElephantFlow]:
     return list(found.values())
 
 
-def probes_of(files: Sequence[Path]) -> list[probed.Probe]:
+def probes_of(files: Sequence[Path]) -> list[Probe]:
     """Probes of files. Raises :class:`UsageError` for any other file."""
     return newest(one for file in files for one in probed.read(probed.read_bytes(file), str(file)))
 
 
-def newest(probes: Iterable[probed.Probe]) -> list[probed.Probe]:
+def newest(probes: Iterable[Probe]) -> list[Probe]:
     """Of several probes between the same addresses over the same protocol the last."""
     found = {(one.source, one.destination, one.protocol): one for one in sorted(probes, key=lambda one: one.wall_s)}
     return [found[key] for key in sorted(found)]
@@ -190,15 +191,23 @@ def _weighed(flows: list[MeasuredFlow]) -> list[MeasuredFlow]:
 
 
 def pins_of(demands: Sequence[Demand], chosen: Sequence[Choice | None], own: Collection[str] | None = None) -> str:
-    """The file that ``path_pins/pins.c`` reads: listening ports and source ports.
+    """The file that ``path_pins/plan.h`` describes: listening ports and source ports.
 
     With ``own`` addresses the connections that leave by these alone, and listening ports of the ranks that are there.
     """
     listens: defaultdict[tuple[int, str], set[int]] = defaultdict(set)
-    connects = []
+    connects, roce = [], defaultdict[tuple[int, str], list[int]](list)
     for demand, one in zip(demands, chosen, strict=True):
+        if demand.port == ROCE_PORT:
+            if one is not None and (own is None or demand.source in own):
+                roce[demand.rank, demand.destination].append(one.source_port)
+            continue
         if own is None or demand.destination in own:
             listens[demand.peer, demand.destination].add(demand.port)
         if one is not None and (own is None or demand.source in own):
             connects.append(Connect(demand.rank, demand.destination, demand.port, one.source_port))
-    return plan_text([Listen(rank, where, tuple(sorted(ports))) for (rank, where), ports in sorted(listens.items())], connects)
+    return plan_text(
+        [Listen(rank, where, tuple(sorted(ports))) for (rank, where), ports in sorted(listens.items())],
+        connects,
+        [Roce(rank, where, tuple(ports)) for (rank, where), ports in sorted(roce.items())],
+    )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from ncclwatch.cli.options import JsonOption
@@ -19,9 +20,8 @@ from ncclwatch.stopping import stop_on_signals
 from ncclwatch.text import clean
 
 if TYPE_CHECKING:
-    from ncclwatch.paths.bottlenecks import PathKey
+    from ncclwatch.model.paths import Hops, PathKey, Probe
     from ncclwatch.paths.measured import MeasuredFlow, MeasuredPlan
-    from ncclwatch.paths.probed import Hops, Probe
 
 Kept = dict[tuple[str, int, str, int], int]
 """(source, rank, destination, port) → source port."""
@@ -44,6 +44,10 @@ def follow(
         list[Path], typer.Argument(metavar="FILE...", help="Flow maps and probes, as of 'paths plan'; also of other hosts.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The plan, written anew when it changes.")],
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", metavar="FILE", help="What was seen, anew with each plan: for --paths of 'attach' and 'agent'."),
+    ] = None,
     interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two looks.")] = 0.5,
     duration: Annotated[
         float | None, typer.Option("--duration", "-d", min=0.1, max=1e8, help="Seconds after which to end.")
@@ -66,11 +70,13 @@ def follow(
     ends = time.monotonic() + (duration or 1e9)
     keeper = Keeper(flows, probes, {one.source for one in mine}, output)
     _say(keeper.publish(), [], 0.0, as_json)
+    keeper.keep(keep)
     while not stop.wait(max(0.0, min(interval, ends - time.monotonic()))) and time.monotonic() < ends:
         began = time.monotonic()
         changes = keeper.look()
         if changes:
             _say(keeper.publish(), changes, time.monotonic() - began, as_json)
+            keeper.keep(keep)
 
 
 def _is_here(probe: Probe) -> bool:
@@ -91,6 +97,8 @@ class Keeper:
         self._sources = sources
         self._output = output
         self._kept: Kept = {}
+        asked = {(one.source, one.destination, *seen.path) for one in probes for seen in one.paths if seen.live}
+        self._followed = [f for f in flows if (f.source, f.destination, f.port, f.source_port) in asked]
 
     def look(self) -> list[Change]:
         """What has changed since the look before: of paths that differ, or are silent, a second look decides."""
@@ -112,6 +120,29 @@ class Keeper:
             # What is known of running flows is of before: it is not true any more.
             self._probes[number] = fresh
         return found
+
+    def keep(self, file: Path | None) -> None:
+        """Write what is known of this host's paths. Running flows are followed anew: that may wait until the plan is written."""
+        from ncclwatch.paths.probed import SCHEMA, ProbeFile
+
+        if file is not None:
+            mine = [self._with_flows(one) for one in self._probes if one.source in self._sources]
+            write(file, msgspec.json.encode(ProbeFile(SCHEMA, tuple(mine))))
+
+    def _with_flows(self, probe: Probe) -> Probe:
+        from ncclwatch.model.paths import SeenPath
+        from ncclwatch.pathprobe import segments
+
+        own = tuple(seen for seen in probe.paths if not seen.live)
+        hops = max((len(seen.hops) for seen in own if seen.arrived), default=0)
+        live = [flow for flow in self._followed if (flow.source, flow.destination) == (probe.source, probe.destination)]
+        if not live or not hops or ":" in probe.source:
+            return probe
+        try:
+            found = segments.traces(probe.source, probe.destination, [(flow.port, flow.source_port) for flow in live], hops)
+        except NcclwatchError as error:
+            return replace(probe, notes=(*probe.notes[:8], str(error)))
+        return replace(probe, paths=own + tuple(SeenPath(*one.path, hops=one.hops, arrived=True, live=True) for one in found))
 
     def publish(self) -> MeasuredPlan:
         """Plan anew, keep what may stay, and write what leaves by this host's addresses."""

@@ -14,12 +14,12 @@ from ncclwatch.cli.paths import crowd_json
 from ncclwatch.cli.paths_what_if import KubernetesOption, SlurmOption
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.model.paths import Protocol
+from ncclwatch.paths.words import crowd_text
 from ncclwatch.text import Style, clean, columns
-from ncclwatch.view.paths import crowd_text
 
 if TYPE_CHECKING:
+    from ncclwatch.model.paths import Probe
     from ncclwatch.paths.measured import JobGain, MeasuredFlow, MeasuredPlan
-    from ncclwatch.paths.probed import Probe
 
 SCHEMA_NAME = "ncclwatch.pathplan/1"
 MAX_ROWS = 64
@@ -62,11 +62,9 @@ def plan(
             "give output of 'ncclwatch paths --json' and of 'ncclwatch paths probe -o FILE', of each host",
         )
     found = measured.plan(flows, probes, floor=floor / 100)
-    if (slurm is not None or kubernetes is not None) and (output is None or roce):
-        raise UsageError(
-            "advice for Slurm or Kubernetes is about a plan over sockets", "give --output FILE as well, and probes of TCP"
-        )
-    if output is not None and not found.refused and not roce:
+    if (slurm is not None or kubernetes is not None) and output is None:
+        raise UsageError("advice for Slurm or Kubernetes is about a plan that is written", "give --output FILE as well")
+    if output is not None and not found.refused:
         _write(found, output, slurm, kubernetes)
     if picture is not None:
         _draw(flows, probes, found, picture)
@@ -75,11 +73,7 @@ def plan(
     else:
         for line in screen(found, Style()):
             emit(line)
-        if found.refused:
-            pass
-        elif roce:
-            emit("RoCE: a NIC takes its source port from its queue pairs; NCCL sets no flow label, so these ports stay advice")
-        elif output is not None:
+        if output is not None and not found.refused:
             emit(
                 f"wrote {output}, for jobs that preload libncclwatch_pins.so with NCCLWATCH_PATH_PINS={output}; "
                 "nothing is applied"

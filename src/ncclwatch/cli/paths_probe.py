@@ -14,11 +14,10 @@ import typer
 from ncclwatch.cli.options import JsonOption
 from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.errors import TargetError, UsageError
-from ncclwatch.model.paths import Protocol
-from ncclwatch.paths.bottlenecks import Load, PathKey
+from ncclwatch.model.paths import Hops, Load, PathKey, Probe, Protocol, SeenPath
 from ncclwatch.paths.measured import MeasuredFlow
 from ncclwatch.paths.ports import LOWEST
-from ncclwatch.paths.probed import SCHEMA, Hops, Probe, ProbeFile, SeenPath
+from ncclwatch.paths.probed import SCHEMA, ProbeFile
 from ncclwatch.text import clean, ranges
 
 PORTS, SOURCES = "26000-26003", "26100-26131"

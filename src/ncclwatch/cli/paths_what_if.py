@@ -166,7 +166,7 @@ def advice(found: WhatIf, queue_pairs: int) -> Iterator[str]:
         yield f"  {name}={value}"
     if found.best.planned:
         yield "  UDP source ports by a plan: NCCL has no variable for them"
-        yield "  (over sockets path_pins/ takes them; over RoCE they stay advice)"
+        yield "  (jobs that preload path_pins/ take them: sockets by their ports, RoCE by flow labels)"
     yield "  NCCL_IB_TC and NCCL_IB_SL choose a switch's queue and no path: not modelled, nothing is advised"
 
 

@@ -16,6 +16,7 @@ from ncclwatch.cli.options import (
     DurationOption,
     IntervalOption,
     OrderBudgetOption,
+    PathsFilesOption,
     PidOption,
     ProbesOption,
     WireOption,
@@ -65,6 +66,7 @@ def record(
     probes: ProbesOption = True,
     wire: WireOption = WIRE,
     order_budget: OrderBudgetOption = ORDER_BUDGET,
+    paths: PathsFilesOption = None,
 ) -> int:
     """Record NCCL processes of this node into a file, until they end or Ctrl-C.
 
@@ -84,9 +86,10 @@ def record(
     from ncclwatch.cli.live import LiveSession, until_of
     from ncclwatch.store.recorder import Recorder
 
-    stop = stop_on_signals()
-    how = wire_mode(wire)
-    session = LiveSession(every=every, interval_s=interval, stop=stop, wire=how, order_budget=order_budget / 100)
+    session = LiveSession(
+        every=every, interval_s=interval, stop=stop_on_signals(), wire=wire_mode(wire), order_budget=order_budget / 100,
+        probe_files=paths or (),
+    )  # fmt: skip
     recorder = Recorder(output, cap_bytes=cap, calls="all" if all_calls else "ledger", about={"command": "record"})
     reason = "ended by an error"
     try:
@@ -101,10 +104,9 @@ def record(
     finally:
         session.close()
         status = recorder.close(reason)
-    lost = f"; {status.dropped} batches were NOT recorded" if status.dropped else ""
-    emit(f"{clean(str(output))}: {size(status.written)}, {reason}{lost}: see it with 'ncclwatch replay {clean(str(output))}'")
-    if status.problem:
-        note(status.problem)
+    lost, name = f"; {status.dropped} batches were NOT recorded" if status.dropped else "", clean(str(output))
+    emit(f"{name}: {size(status.written)}, {reason}{lost}: see it with 'ncclwatch replay {name}'")
+    note(status.problem) if status.problem else None
     return ExitStatus.OK
 
 

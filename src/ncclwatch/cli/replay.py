@@ -18,6 +18,7 @@ from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.text import Style, clean
 
 if TYPE_CHECKING:
+    from ncclwatch.model.paths import Probe
     from ncclwatch.store.replay import Recordings, Replay
 
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
@@ -48,19 +49,21 @@ def replay(
       ncclwatch replay job.recording --screenshot now.svg   a picture of the dashboard
     """
     options.require_files(files)
+    from ncclwatch.cli.paths_files import probes_of
     from ncclwatch.cli.showing import is_screen
     from ncclwatch.store.replay import Recordings, Replay
 
     with Recordings(files) as recordings:
         from_ns = moment(seek, recordings)
+        probes = probes_of(paths or ())
         for problem in recordings.problems:
             note(problem)
         if screenshot is not None:
-            _picture(Replay(recordings), from_ns, screenshot, (columns, lines))
+            _picture(Replay(recordings, probes=probes), from_ns, screenshot, (columns, lines))
         elif plain or not is_screen():
-            _lines(Replay(recordings), from_ns)
+            _lines(Replay(recordings, probes=probes), from_ns)
         else:
-            _dashboard(recordings, from_ns, speed, paths or [])
+            _dashboard(recordings, from_ns, speed, probes)
     return ExitStatus.OK
 
 
@@ -90,13 +93,11 @@ def moment(text: str, recordings: Recordings) -> int:
     return min(max(time_ns, recordings.begin_ns), recordings.end_ns)
 
 
-def _dashboard(recordings: Recordings, from_ns: int, speed: float, paths: Sequence[Path]) -> None:
-    from ncclwatch.cli.paths_files import probes_of
+def _dashboard(recordings: Recordings, from_ns: int, speed: float, probes: Sequence[Probe]) -> None:
     from ncclwatch.dashboard.app import Dashboard
     from ncclwatch.dashboard.replay import ReplaySource
 
-    probes = probes_of(paths)
-    source = ReplaySource(recordings, speed=speed, from_ns=from_ns)
+    source = ReplaySource(recordings, speed=speed, from_ns=from_ns, probes=probes)
     try:
         Dashboard(source, probes=probes).run()
     finally:

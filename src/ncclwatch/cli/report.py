@@ -18,6 +18,7 @@ from ncclwatch.stopping import Stop
 from ncclwatch.text import clean, size
 
 if TYPE_CHECKING:
+    from ncclwatch.model.paths import Probe
     from ncclwatch.report.gather import Report
     from ncclwatch.store.replay import Replay
 
@@ -60,6 +61,8 @@ def report(
         raise UsageError("--json and --perfetto exclude each other", "give one of them")
     if perfetto and output is None:
         raise UsageError("a trace is binary", "name the file to write, for example -o job.pftrace")
+    from ncclwatch.cli.paths_files import probes_of
+
     named, files = options.split_words(pid, words)
     if any(file.is_dir() for file in files):
         from ncclwatch.cli.recorded import with_folders
@@ -68,18 +71,18 @@ def report(
     options.require_files(files)
     if files and (named or every):
         raise UsageError("a report is of files or of processes, not of both", "leave out one of them")
-    make = _perfetto if perfetto else _json if as_json else _page_with(paths or [])
+    known = probes_of(paths or ())
+    make = _perfetto if perfetto else _json if as_json else _page_with(known)
     if files:
         from ncclwatch.cli.recorded import as_recordings
 
         with as_recordings(files) as recordings:
-            _report(recordings, make, output)
+            _report(recordings, make, output, known)
         return ExitStatus.OK
     chosen = options.choose_pids(named, every)
     with tempfile.TemporaryDirectory(prefix="ncclwatch-") as folder:
-        path = Path(folder) / "live"
-        watch_into(path, chosen, every=every, duration=duration, probes=probes)
-        _report([path], make, output)
+        watch_into(live := Path(folder) / "live", chosen, every=every, duration=duration, probes=probes)
+        _report([live], make, output, known)
     return ExitStatus.OK
 
 
@@ -105,11 +108,11 @@ def watch_into(path: Path, pids: Sequence[int], *, every: bool, duration: float,
 Make = Callable[["Replay"], bytes]
 
 
-def _report(paths: Sequence[Path], make: Make, output: Path | None) -> None:
+def _report(paths: Sequence[Path], make: Make, output: Path | None, probes: Sequence[Probe]) -> None:
     from ncclwatch.store.replay import Recordings, Replay
 
     with Recordings(paths) as recordings:
-        made = make(Replay(recordings))
+        made = make(Replay(recordings, probes=probes))
         for problem in recordings.problems:
             note(problem)
     if output is None:
@@ -133,11 +136,8 @@ def _gather(replay: Replay) -> Report:
     return found
 
 
-def _page_with(paths: Sequence[Path]) -> Make:
+def _page_with(probes: Sequence[Probe]) -> Make:
     """A page that draws flows on these probes."""
-    from ncclwatch.cli.paths_files import probes_of
-
-    probes = probes_of(paths)
 
     def make(replay: Replay) -> bytes:
         from ncclwatch.report.html import page

@@ -16,6 +16,7 @@ from ncclwatch.model.gpu import GpuLook
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.looks import ProcessLook
 from ncclwatch.model.network import FlowRecord, NetworkLook
+from ncclwatch.model.paths import Probe
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.work import FlowWindow
 
@@ -118,6 +119,8 @@ class NodeBatch(BatchHead, kw_only=True):
     """NICs, at every look; changes of links and lines of the kernel's log whenever there are any."""
     all_flows: Sequence[FlowRecord] = ()
     """Every flow, where there are more than ``network`` holds; not with every batch."""
+    paths: tuple[Probe, ...] = ()
+    """Which source port takes which path, as 'ncclwatch paths probe' told; when that is new, and twice a minute."""
     work: Sequence[FlowWindow] = ()
     """Windows of work requests and of sockets that came since the last batch: none between two bursts."""
     clock_offset_ns: int | None = None

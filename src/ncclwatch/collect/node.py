@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ncclwatch.collect import watched as watching
@@ -19,6 +20,7 @@ from ncclwatch.collect.ease import Ease, all_go_on
 from ncclwatch.collect.flows import FlowCollector
 from ncclwatch.collect.look_times import next_time
 from ncclwatch.collect.network import NetworkWatch
+from ncclwatch.collect.probe_files import ProbeFiles
 from ncclwatch.collect.ranks import ranks_of
 from ncclwatch.collect.sampling import Sampling
 from ncclwatch.collect.watched import Problem, Readable, Watched, nothing_read, sees_every_process
@@ -81,7 +83,8 @@ class NodeCollector:
     looked at while they move. ``common_ns`` is a clock that several nodes have in common: looks are taken at the same
     times of it, so that those of all nodes show one moment (who waits for whom in a running job can be told from no other).
     ``wire`` is how work requests are counted, and the share of any thread's time that it may cost; ``paths`` probes paths where
-    that is allowed, ``stacks`` lets it look where processes stand. ``widest_s``: seconds between two looks while all is well, as
+    that is allowed, ``stacks`` lets it look where processes stand.
+    ``probe_files`` are of 'ncclwatch paths probe'. ``widest_s``: seconds between two looks while all is well, as
     far as :attr:`ease` is told so; 0: as ever.
     ``tell`` hears what is done while it starts, which on a crowded node takes long. ``patient``: records of
     calls wait in their ring for the next look, unless they fill it: one batch a look costs less, and is smaller, than four.
@@ -103,8 +106,10 @@ class NodeCollector:
         patient: bool = False,
         widest_s: float = 0.0,
         stacks: bool = True,
+        probe_files: Sequence[Path] = (),
     ) -> None:
         self._patient = patient
+        self.probe_files = ProbeFiles(probe_files)
         self.ease = Ease(widest_s)
         """Whether looks may be far apart; whoever judges allows it."""
         self._nudged = False
@@ -334,6 +339,9 @@ class NodeCollector:
             batch.network = self.network.look(batch.samples, self._running(), calm=calm) if draft.looked else self.network.news()
             batch.notes = (*batch.notes, *batch.network.notes)
             batch.all_flows = self.network.take_all()
+        if draft.looked:
+            batch.paths = self.probe_files.news(time.monotonic())
+            batch.notes = (*batch.notes, *self.probe_files.notes())
         if self._suspects is not None and self._suspects.has_news:
             batch.looks, batch.gpus = self._suspects.take()
         if self.network is not None and self.work is not None:

@@ -36,7 +36,7 @@ from ncclwatch.view.frame import CommunicatorRow, OperationRow, View
 from ncclwatch.view.ranks import RankRow
 
 if TYPE_CHECKING:
-    from ncclwatch.paths.probed import Probe
+    from ncclwatch.model.paths import Probe
 
 REDRAW_S = 0.5
 RECENT = 30

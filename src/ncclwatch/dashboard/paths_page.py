@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from rich.style import Style
 
 from ncclwatch.dashboard.lines import BOLD, DIM, PLAIN, Line, Span, plain
-from ncclwatch.paths.probed import Probe
+from ncclwatch.model.paths import Probe
+from ncclwatch.paths.words import crowd_text
 from ncclwatch.text import clean, fit, ranges, size, width, wrap
 from ncclwatch.view.frame import View
-from ncclwatch.view.paths import SILENT, Picture, Place, Way, crowd_text, picture_of_view
+from ncclwatch.view.paths import SILENT, Picture, Place, Way, picture_of_view
 
 RED = Style.parse("bold #c01c28")
 LINK = 4

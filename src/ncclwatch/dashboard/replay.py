@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from datetime import datetime
 
 from ncclwatch.dashboard.source import Mailbox
 from ncclwatch.dashboard.stack_page import StackText
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.paths import Probe
 from ncclwatch.store.replay import Recordings, Replay
 from ncclwatch.view.builder import ViewBuilder
 from ncclwatch.view.frame import View
@@ -24,9 +26,9 @@ MAX_GAP_S = 5.0
 class ReplaySource:
     """Plays recordings in a thread of its own."""
 
-    def __init__(self, recordings: Recordings, *, speed: float = 1.0, from_ns: int = 0) -> None:
+    def __init__(self, recordings: Recordings, *, speed: float = 1.0, from_ns: int = 0, probes: Sequence[Probe] = ()) -> None:
         self._recordings = recordings
-        self._replay = Replay(recordings)
+        self._replay = Replay(recordings, probes=probes)
         self._speed = speed
         self._mailbox = Mailbox()
         self._wake = threading.Event()

@@ -18,6 +18,7 @@ from ncclwatch.engine.edges import told
 from ncclwatch.engine.evidence.base import FactKind, RankNode, Strength
 from ncclwatch.engine.evidence.kernel import HELD_BACK, Logged, held_back
 from ncclwatch.engine.evidence.nics import FlowFact, PortDown, PortErrors, names_of
+from ncclwatch.engine.evidence.paths import PathFact
 from ncclwatch.engine.evidence.work_requests import WorkFact
 from ncclwatch.engine.explain_network import BEFORE_S
 from ncclwatch.engine.job import Job
@@ -26,6 +27,7 @@ from ncclwatch.engine.slow.gpu_operations import medians
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, KernelLogLine
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
+from ncclwatch.paths.findings import MOVE_APART
 
 # --- beside a hypothesis -----------------------------------------------------------------------------------------------
 
@@ -118,6 +120,35 @@ def add_network(case: Case, verdict: Verdict) -> Verdict:
     return replace(verdict, evidence=(*verdict.evidence, *lines), next_steps=(*steps, *verdict.next_steps), planes=planes)
 
 
+PATH_CLASSES = NETWORK_CLASSES - {VerdictClass.ERROR, VerdictClass.HARDWARE} | {VerdictClass.RUNNING}
+"""Verdicts that paths of flows can explain, or beside which they are worth knowing: a job whose flows collide runs."""
+
+
+def add_paths(case: Case, verdict: Verdict, pace: tuple[float | None, float | None]) -> Verdict:
+    """The verdict with what is wrong with the paths of the job's flows, and what that costs; its id stays. ``pace``: seconds of
+    an iteration, and the part of it that is lost against the healthy past.
+    """
+    facts = case.facts.of(FactKind.PATH, PathFact) if verdict.verdict_class in PATH_CLASSES else ()
+    if not facts:
+        return verdict
+    first, lines = facts[0], [f"{fact.text}{_price(fact.value, *pace)}" for fact in facts[:MAX_LINES]]
+    steps = dict.fromkeys(fact.finding.step for fact in facts[:MAX_LINES])
+    return replace(
+        verdict, summary=f"{verdict.summary}; {first.finding.trouble}, {first.subject}{_price(first.value, *pace)}",
+        evidence=(*verdict.evidence, *lines), next_steps=(*steps, *verdict.next_steps),
+        planes=tuple(dict.fromkeys((*verdict.planes, "nic"))),
+    )  # fmt: skip
+
+
+def _price(share: float | None, iteration_s: float | None, lost: float | None) -> str:
+    """What a share of the time of communication is of an iteration: it also computes, and no cause costs more than is lost."""
+    if not share:
+        return ""
+    most = min(share, lost) if lost is not None else share
+    seconds = f" ({most * iteration_s:.2f} s of {iteration_s:.2f} s)" if iteration_s else ""
+    return f"; costs at most {most:.0%} of an iteration{seconds}, PREDICTED"
+
+
 def _nic_lines(case: Case, verdict: Verdict) -> _Lines:
     """Every NIC in trouble that ranks of this verdict use, or that its link names."""
     # Whose port is down may have lost its operations to the error: of a rank that came late a few errors say nothing.
@@ -197,7 +228,9 @@ def flow_lines(case: Case, verdict: Verdict) -> _Lines:
         together = sorted((group for group in together if _touches(group[0], named, culprits)), key=_severity)
     loss = _loss(case.facts.of(FactKind.LOST, FlowFact), named, culprits) if slow else ""
     if loss:
-        yield loss, WHERE_LOST.format(who=f"rank {min(culprits)}" if len(culprits) == 1 else "these ranks")
+        # Where flows collide, that is why a queue overflows.
+        who = f"rank {min(culprits)}" if len(culprits) == 1 else "these ranks"
+        yield loss, "" if MOVE_APART in verdict.next_steps else WHERE_LOST.format(who=who)
     yield from ((_flow_line(group, named), "") for group in together[:MAX_FLOWS])
     if slow:
         flows = [flow for _, known in sorted(case.known.network.hosts.items()) for flow in known.flows]

@@ -16,12 +16,12 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.alignment import Entries, line_up
 from ncclwatch.collect.ledger import ALIKE, UNLIKE, Ledger
-from ncclwatch.engine.alignment import Entries, line_up, rows_of
 from ncclwatch.engine.connections import unseen_peers
 from ncclwatch.engine.edges import told
 from ncclwatch.engine.evidence.base import Fact
-from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.job import Group, Job, Member, rows_of
 from ncclwatch.engine.slow.order import Call, CallOrder, PerProcess
 from ncclwatch.model.events import Function
 from ncclwatch.model.state import Communicator, Transport

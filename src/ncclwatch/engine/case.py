@@ -22,6 +22,7 @@ from ncclwatch.engine.evidence.device import DeviceShim
 from ncclwatch.engine.evidence.ends import Proxies, SharedMemory
 from ncclwatch.engine.evidence.kernel import CpuLimits, Exits, KernelLog
 from ncclwatch.engine.evidence.nics import Ports, Sockets
+from ncclwatch.engine.evidence.paths import Paths
 from ncclwatch.engine.evidence.work_requests import WorkRequests
 from ncclwatch.engine.graph import Sink, Waits
 from ncclwatch.engine.job import Group, Job, Member
@@ -256,7 +257,7 @@ def peers(job: Job, suspects: Sequence[Suspect]) -> set[int]:
 
 SOURCES: tuple[Source, ...] = (
     Exits(), Proxies(), SharedMemory(), DeviceShim(), Calls(), OpenCalls(), SequenceCounts(), Ports(), Sockets(), KernelLog(),
-    CpuLimits(), WorkRequests(),
+    CpuLimits(), WorkRequests(), Paths(),
 )  # fmt: skip
 """Every source of evidence, in the order in which what they say is told (docs/adding-a-source.md)."""
 

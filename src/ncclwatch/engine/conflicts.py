@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.alignment import Entries, line_up
 from ncclwatch.collect.ledger import ALIKE, Ledger, Signature
-from ncclwatch.engine.alignment import Entries, line_up, rows_of
-from ncclwatch.engine.job import Group, Job
+from ncclwatch.engine.job import Group, Job, rows_of
 from ncclwatch.model.topology import Stage
 
 CONTEXTS = (64, 32, 16, 8, 4)

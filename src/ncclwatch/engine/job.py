@@ -14,6 +14,7 @@ from functools import cached_property, reduce
 from operator import attrgetter, or_
 from typing import NamedTuple
 
+from ncclwatch.collect.ledger import Ledger
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import Communicator, ProcessInfo, ProcessSample, Transport
 from ncclwatch.model.verdict import CommunicatorRef
@@ -276,3 +277,9 @@ def launched(member: Member, own: Communicator) -> int | None:
         return sum(own.sequence_numbers.values())
     version = member.info.version
     return own.op_count if version is not None and version < COUNTS_PROXY_WORK_FROM else None
+
+
+def rows_of(group: Group, ledger: Ledger) -> dict[int, int]:
+    """Rank in a communicator → its row in the ledger, of those that have one."""
+    rows = ((rank, ledger.row(member.info, own)) for rank, (member, own) in group.members.items())
+    return {rank: row for rank, row in rows if row is not None}

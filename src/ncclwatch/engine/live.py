@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from ncclwatch.collect.ledger import Ledger, Place, Process
-from ncclwatch.engine.case import Known
+from ncclwatch.engine.beside import add_paths
+from ncclwatch.engine.case import Case, Known
 from ncclwatch.engine.diagnose import NOTHING_OBSERVED, judge_jobs
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.patience import Patience
@@ -105,7 +106,8 @@ class LiveDiagnosis:
         self.slow.forget(present)
         known.conflicts.forget({number for job, _ in judged for number in job.groups})
         topologies = [learned.topology for learned in self.namer.jobs]
-        self.judged = [(job, self.slow.judge(job, verdict, topologies, self._stage_of)) for job, verdict in judged]
+        each = ((job, self.slow.judge(job, verdict, topologies, self._stage_of)) for job, verdict in judged)
+        self.judged = [(job, add_paths(Case(job, known), verdict, self.slow.pace(job))) for job, verdict in each]
         self.verdicts = self._named(self.judged)
         if self._asked:
             self._asked = False

@@ -11,9 +11,12 @@ from typing import NamedTuple
 
 from ncclwatch.engine.job import Job
 from ncclwatch.model.network import FlowRecord, KernelLogLine, LinkChange, NetworkLook, NicKey, NicRecord, PathAnswer
+from ncclwatch.model.paths import NodeView
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkOrder
+from ncclwatch.paths.findings import PathFinding
+from ncclwatch.paths.memory import PathMemory
 
 MEMORY_NS = 900_000_000_000
 """Bound: changes and log lines older than this are not told any more."""
@@ -117,6 +120,8 @@ class NetworkMemory:
     """The newest word of every host about its network; bounded."""
 
     hosts: dict[str, HostNetwork] = field(default_factory=dict)
+    ways: PathMemory = field(default_factory=PathMemory)
+    """What was probed of paths, and what links carried."""
 
     def feed(self, host: str, look: NetworkLook, wall_ns: int) -> None:
         """Take what a host says; ``wall_ns`` is when it looked."""
@@ -148,6 +153,12 @@ class NetworkMemory:
         """Of each host its connections' delays: round trips of sockets, else the times in which work requests are completed."""
         measured = {host: known.delays if known.delays[1] else known.completions for host, known in self.hosts.items()}
         return {host: found for host, found in measured.items() if found[1]}
+
+    def path_findings(self) -> Sequence[PathFinding]:
+        """What is wrong with the paths of flows now; made anew when a host has listed its flows. O(flows)."""
+        known = sorted(self.hosts.items())
+        views = [NodeView(host, one.flows, tuple(one.nics.values())) for host, one in known]
+        return self.ways.findings(views, tuple(one.flows_ns for _, one in known))
 
     def probes(self, job: Job, still: float) -> Iterator[tuple[str, FlowRecord, PathAnswer]]:
         """Probes during a standstill: host, connection, answer; silence counts where the connection has none, or over RDMA."""

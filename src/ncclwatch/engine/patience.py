@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ncclwatch.collect.ledger import Ledger
-from ncclwatch.engine.alignment import rows_of
 from ncclwatch.engine.evidence.base import FactKind, LinkNode, Subject
-from ncclwatch.engine.job import Group, Job
+from ncclwatch.engine.job import Group, Job, rows_of
 
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case

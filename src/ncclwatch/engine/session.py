@@ -188,6 +188,7 @@ class DiagnosisSession:
             pending.flows += batch.network.flows
             pending.links += batch.network.changes
             pending.kernel += batch.network.kernel
+        self.network.ways.take(batch.paths)
         if batch.work:
             self._ordered -= {window.order for window in batch.work}
             self.network.feed_work(batch.host, batch.work, batch.wall_ns)

@@ -82,6 +82,7 @@ def merged(older: NodeBatch, newer: NodeBatch) -> NodeBatch:
         overhead=newer.overhead or older.overhead,
         network=_both(older.network, newer.network),
         all_flows=newer.all_flows or older.all_flows,
+        paths=newer.paths or older.paths,
         work=(*older.work, *newer.work),
     )
 

@@ -163,5 +163,5 @@ def _empty(batch: NodeBatch) -> NodeBatch:
     """A look at a node that shows no process, for a job that has left it."""
     return replace(
         batch, samples=(), windows=(), problems=(), events=None, changes=(), ends=(), looks=(), notes=(), network=None,
-        all_flows=(), work=(),
+        all_flows=(), paths=(), work=(),
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Ranks of Flight Recorder dumps that have called operations of several groups in orders that wait for each other in a circle.
+"""What the calls of Flight Recorder dumps show beyond who is behind: a circle in their order, the one operation that all wait
+for, and a call that is unlike its peers'.
 
 Without timing a dump does not say which of a rank's open operations its GPU is in. Operations that are called one after the other
 mostly run so: the oldest that is open is taken for the one that a rank is in. Where each of some ranks is in an operation that
@@ -8,25 +9,29 @@ NCCL's rule (user guide, "Using multiple NCCL communicators concurrently").
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ncclwatch.collect.functions import function
+from ncclwatch.collect.functions import TYPES, function
 from ncclwatch.ingest.flight_recorder_job import FlightJob, Group
-from ncclwatch.ingest.flight_recorder_rank import State
+from ncclwatch.ingest.flight_recorder_rank import RankDump, State
 
 MOST_STEPS = 1_000_000
 """Bound: waits that are followed."""
+NEWEST = 2
+"""Bound: newest calls of a rank on a group that are compared with its peers': where sizes differ, the smaller side may go on."""
 
 
 class OpenCall(NamedTuple):
-    """An operation that a rank has called and not ended."""
+    """An operation that a rank has called and not ended; a message has the number -1, and the rank it goes to or comes from."""
 
     group: Group
     sequence: int
     function: int
+    peer: int = -1
 
     @property
     def text(self) -> str:
@@ -44,7 +49,7 @@ def circle(job: FlightJob) -> list[tuple[int, OpenCall]]:
 
     Only collectives of backends whose ends are known; a rank whose oldest open operation is a message is followed no further.
     """
-    calls = {one.rank: list(_open(job, one.rank)) for one in job.ranks}
+    calls = _calls(job)
     first = {rank: own[0] for rank, own in calls.items() if own and own[0].sequence >= 0}
     called = {rank: {one.key for one in own} for rank, own in calls.items()}
     done: set[int] = set()
@@ -74,15 +79,98 @@ def _behind(rank: int, first: Mapping[int, OpenCall], called: Mapping[int, set[t
             yield other
 
 
-def _open(job: FlightJob, rank: int) -> Iterator[OpenCall]:
-    """What a rank has called and not ended, the oldest call first; a message has the number -1."""
-    one = next(one for one in job.ranks if one.rank == rank)
+def end_of_waits(job: FlightJob) -> tuple[OpenCall, tuple[int, ...]] | None:
+    """The operation that all its ranks are in, and for which all others wait in the end: with its ranks, in their order.
+
+    ``None`` where there is none or more than one, where somebody waits for a rank that is in nothing or wrote no dump (that one
+    is behind), and where it is one of all ranks (that tells nothing). A message that both its ranks are in is one, too.
+    """
+    first = {rank: own[0] for rank, own in _calls(job).items() if own}
+    inside: dict[tuple[int, int], list[int]] = defaultdict(list)
+    ends: dict[tuple[int, ...], OpenCall] = {}
+    for rank, own in first.items():
+        if own.sequence >= 0:
+            inside[own.key].append(rank)
+        elif own.peer not in first:
+            return None
+        elif first[own.peer].sequence < 0 and first[own.peer].peer == rank:
+            ends.setdefault((min(rank, own.peer), max(rank, own.peer)), own)
+    for ranks in inside.values():
+        own = first[ranks[0]]
+        if len(ranks) == len(own.group.ranks):
+            ends[own.group.ranks] = own
+        elif not all(rank in first for rank in own.group.ranks):
+            return None
+    if len(ends) != 1:
+        return None
+    [(members, call)] = ends.items()
+    return (call, members) if len(members) < len(first) else None
+
+
+def oldest_open(job: FlightJob, rank: int) -> OpenCall | None:
+    """What a rank called first of all that it has not ended; ``None`` where nothing says what has ended."""
+    one = next((one for one in job.ranks if one.rank == rank), None)
+    return next(iter(_calls_of(job, one)), None) if one is not None else None
+
+
+def _calls(job: FlightJob) -> dict[int, list[OpenCall]]:
+    """What each rank has called and not ended, the oldest call first."""
+    return {one.rank: _calls_of(job, one) for one in job.ranks}
+
+
+def _calls_of(job: FlightJob, one: RankDump) -> list[OpenCall]:
     known = [number for number, backend in enumerate(one.backends) if backend in job.ended_known]
-    found: list[tuple[int, int, OpenCall]] = []
-    for part in job.parts[rank]:
-        for rows, message in ((part.rows, False), (part.messages, True)):
-            still = rows[(rows["state"] != State.COMPLETED) & np.isin(rows["backend"], known)]
-            for row in still:
-                number = -1 if message else int(row["sequence"])
-                found.append((int(row["created_ns"]), len(found), OpenCall(part.group, number, int(row["function"]))))
-    yield from (call for _, _, call in sorted(found, key=lambda item: item[:2]))
+    own: list[tuple[int, int, OpenCall]] = []
+    for part in job.parts[one.rank]:
+        for rows in (part.rows, part.messages):
+            for row in rows[(rows["state"] != State.COMPLETED) & np.isin(rows["backend"], known)]:
+                own.append((int(row["created_ns"]), len(own), _call(part.group, row)))
+    return [call for _, _, call in sorted(own, key=lambda item: item[:2])]
+
+
+def _call(group: Group, row: Any) -> OpenCall:
+    if not row["message"]:
+        return OpenCall(group, int(row["sequence"]), int(row["function"]))
+    peer = int(row["peer"])
+    return OpenCall(group, -1, int(row["function"]), group.ranks[peer] if 0 <= peer < len(group.ranks) else -1)
+
+
+def unlike(job: FlightJob, rank: int) -> tuple[OpenCall, str, str] | None:
+    """A newest call of a rank that its peers have all made with another size or type, and alike: the call, what it asked for, and
+    what they did.
+    """
+    for part in job.parts.get(rank, ()):
+        for row in part.rows[-NEWEST:]:
+            own, number = _asked(row), int(row["sequence"])
+            peers = {_asked(found) for found in _peers_rows(job, part.group, rank, number)}
+            if own[0] and len(peers) == 1 and _differ(own, peer := peers.pop()):
+                return OpenCall(part.group, number, own[0]), _text(own), _text(peer)
+    return None
+
+
+def _peers_rows(job: FlightJob, group: Group, rank: int, number: int) -> Iterator[Any]:
+    for peer in group.ranks:
+        part = next((part for part in job.parts.get(peer, ()) if part.group is group), None) if peer != rank else None
+        if part is not None:
+            at = int(np.searchsorted(part.rows["sequence"], number))
+            if at < len(part.rows) and part.rows["sequence"][at] == number:
+                yield part.rows[at]
+
+
+def _asked(row: Any) -> tuple[int, int, int]:
+    """Function, elements (0: ranks may differ), type."""
+    return int(row["function"]), int(row["count"]), int(row["datatype"])
+
+
+def _differ(own: tuple[int, int, int], peer: tuple[int, int, int]) -> bool:
+    # Another function comes of a call that was left out, or one too many: the engine weighs that.
+    if own[0] != peer[0]:
+        return False
+    return bool(own[1] and peer[1] and own[1] != peer[1]) or (own[2] >= 0 <= peer[2] and own[2] != peer[2])
+
+
+def _text(asked: tuple[int, int, int]) -> str:
+    """``AllReduce of 1024 x float32``."""
+    name, elements, datatype = function(asked[0]).name, asked[1], asked[2]
+    typed = f" x {TYPES[datatype][0]}" if 0 <= datatype < len(TYPES) else " elements"
+    return f"{name} of {elements}{typed}" if elements else name

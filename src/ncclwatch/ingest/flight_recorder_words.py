@@ -15,7 +15,7 @@ from ncclwatch.collect.functions import function
 from ncclwatch.ingest.base import IngestError
 from ncclwatch.ingest.flight_recorder_file import read_dump
 from ncclwatch.ingest.flight_recorder_job import FIRST_PID, FlightJob, Group, host_of
-from ncclwatch.ingest.flight_recorder_order import OpenCall, circle
+from ncclwatch.ingest.flight_recorder_order import OpenCall, circle, end_of_waits, oldest_open, unlike
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, OperationRef, Verdict, VerdictClass
 from ncclwatch.text import clean, compressed
 
@@ -79,9 +79,9 @@ def amend(job: FlightJob, wording: Wording, verdict: Verdict) -> Verdict:
         planes=(PLANE,),
         trail=tuple(replace(step, text=say(step.text)) for step in verdict.trail),
     )
-    verdict = _inside(job, verdict)
-    verdict = replace(verdict, evidence=(*verdict.evidence, *_lines(job, verdict)))
-    return verdict if verdict.culprits else _nobody(job, verdict)
+    verdict = _unlike(job, _inside(job, verdict))
+    verdict = verdict if verdict.culprits else _nobody(job, verdict)
+    return replace(verdict, evidence=(*verdict.evidence, *_lines(job, verdict)))
 
 
 def _translation(job: FlightJob, wording: Wording) -> Callable[[str], str]:
@@ -130,30 +130,62 @@ def _operation(operation: OperationRef | None, base: int) -> OperationRef | None
 
 
 def _inside(job: FlightJob, verdict: Verdict) -> Verdict:
-    """Where those that are behind are all the ranks of another group, and all in the same operation of it: it is that which does
-    not end, and they are in it. A dump does not tell which of them, or which link between them.
+    """Where those that are behind are all the ranks of another group, and all in the same operation of it, or wait for such ranks
+    in the end: it is that which does not end, and these are in it. A dump does not tell which of them, or which link.
     """
     named = {culprit.rank for culprit in verdict.culprits}
     if verdict.verdict_class is not VerdictClass.NOT_ENTERED or len(named) < 2:
         return verdict
     for group in job.groups.values():
         number = job.all_inside(group) if len(group.ranks) > 1 and named == set(group.ranks) else None
-        if number is None:
-            continue
-        operation = OperationRef(function(number[1]).name, number[0])
-        what = f"{operation.name} #{operation.sequence} of {group.label}"
-        reference = CommunicatorRef(f"{group.hash:016x}", len(group.ranks), group.label)
-        reason = f"is in {what}, which all its ranks have called and none has ended"
-        culprits = tuple(
-            replace(culprit, operation=operation, communicator=reference, reason=reason) for culprit in verdict.culprits
-        )
-        return replace(
-            verdict, verdict_class=VerdictClass.HARDWARE, culprits=culprits, operation=operation, communicator=reference,
-            summary=f"{_ranks(group.ranks)} hold up the job in {what}: all have called it, and none ends it",
-            confidence=min(verdict.confidence, ALL_INSIDE), stage=group.name.about,
-            next_steps=("look for GPU and NIC errors on the hosts of these ranks: `dmesg -T | grep -iE 'xid|mlx5|link'`",),
-        )  # fmt: skip
-    return verdict
+        if number is not None:
+            return _in_it(verdict, OpenCall(group, *number), group.ranks)
+    found = end_of_waits(job)
+    return _in_it(verdict, *found) if found is not None and named > set(found[1]) else verdict
+
+
+def _in_it(verdict: Verdict, call: OpenCall, ranks: Sequence[int]) -> Verdict:
+    """These ranks are in an operation that does not end."""
+    group, name = call.group, function(call.function).name
+    operation = OperationRef(name, call.sequence if call.sequence >= 0 else None)
+    reference = CommunicatorRef(f"{group.hash:016x}", len(group.ranks), group.label)
+    what = call.text if call.sequence >= 0 else f"a message between them on {group.label}"
+    reason = f"is in {what}, which all its ranks have called and none has ended"
+    return replace(
+        verdict, verdict_class=VerdictClass.HARDWARE, operation=operation, communicator=reference,
+        culprits=tuple(
+            Culprit(
+                rank, group.places[rank], "", None, None, reason=reason, operation=operation, communicator=reference
+            ) for rank in ranks
+        ),
+        victims=tuple(rank for rank in verdict.victims if rank not in ranks),
+        summary=f"{_ranks(ranks)} hold up the job in {what}: all have called it, and none ends it",
+        confidence=min(verdict.confidence or ALL_INSIDE, ALL_INSIDE), stage=group.name.about,
+        next_steps=("look for GPU and NIC errors on the hosts of these ranks: `dmesg -T | grep -iE 'xid|mlx5|link'`",),
+    )  # fmt: skip
+
+
+def _unlike(job: FlightJob, verdict: Verdict) -> Verdict:
+    """Where the one who is behind has asked for something else than its peers in a call before: that is why. Those that asked for
+    less go on, and wait in the next call.
+    """
+    rank = verdict.culprits[0].rank if len(verdict.culprits) == 1 else None
+    behind = verdict.verdict_class is VerdictClass.NOT_ENTERED and "left-out" not in verdict.rules
+    found = unlike(job, rank) if behind and rank is not None else None
+    if found is None:
+        return verdict
+    call, own, peers = found
+    operation = OperationRef(function(call.function).name, call.sequence)
+    reference = CommunicatorRef(f"{call.group.hash:016x}", len(call.group.ranks), call.group.label)
+    reason = f"called {own} as #{call.sequence}, unlike its peers: {peers}"
+    return replace(
+        verdict, verdict_class=VerdictClass.INCONSISTENT, operation=operation, communicator=reference,
+        stage=call.group.name.about,
+        summary=f"rank {rank} holds up the job in {operation.name} #{call.sequence} of {call.group.label}: {reason}",
+        culprits=(replace(verdict.culprits[0], reason=reason, operation=operation, communicator=reference),),
+        evidence=(f"rank {rank}: {reason}", *verdict.evidence),
+        next_steps=("compare what the ranks call there: sizes, types and order must be the same on all of them",),
+    )  # fmt: skip
 
 
 def _nobody(job: FlightJob, verdict: Verdict) -> Verdict:
@@ -173,11 +205,31 @@ def _nobody(job: FlightJob, verdict: Verdict) -> Verdict:
             confidence=LACKING,
             next_steps=(f"look whether {_ranks(job.missing)} still runs, and where it stands", *verdict.next_steps[:1]),
         )  # fmt: skip
-    crossed = circle(job) if job.waited_s >= LASTED_S else []
-    if crossed:
-        return _crossed(job, verdict, crossed)
+    if 2 * len(job.missing) > len(job.world):
+        return _too_few(job, verdict, waiting)
+    if not job.missing and job.waited_s >= LASTED_S:
+        if crossed := circle(job):
+            return _crossed(job, verdict, crossed)
+        if found := end_of_waits(job):
+            verdict = replace(verdict, unobserved=(NOT_BEGUN, *verdict.unobserved)) if not job.begun_known else verdict
+            return _in_it(replace(verdict, victims=tuple(waiting)), *found)
     alike = "in their newest operations" if job.ended_known else "alike in what they have called, which may or may not be open"
     return replace(verdict, summary=f"{_ranks(waiting)} are all {alike}, and none is behind: {verdict.summary}")
+
+
+def _too_few(job: FlightJob, verdict: Verdict, waiting: Sequence[int]) -> Verdict:
+    """Of most ranks there is no dump: what those wait in of which there is one."""
+    rank, call = next(((rank, call) for rank in waiting if (call := oldest_open(job, rank)) is not None), (waiting[0], None))
+    what = f": the oldest open operation of rank {rank} is {call.text}" if call is not None and call.sequence >= 0 else ""
+    verdict = replace(
+        verdict, victims=tuple(waiting),
+        summary=f"{_ranks(waiting)} may wait for any of {len(job.missing)} ranks of which there is no dump{what}",
+        next_steps=("gather the dumps of all ranks, and give their folder", *verdict.next_steps[:1]),
+    )  # fmt: skip
+    if call is None or call.sequence < 0:
+        return verdict
+    reference = CommunicatorRef(f"{call.group.hash:016x}", len(call.group.ranks), call.group.label)
+    return replace(verdict, operation=OperationRef(function(call.function).name, call.sequence), communicator=reference)
 
 
 def _crossed(job: FlightJob, verdict: Verdict, crossed: Sequence[tuple[int, OpenCall]]) -> Verdict:

@@ -16,6 +16,10 @@ MOST_FILES, DEEPEST = 65_536, 6
 """Bound: files that are looked at in folders, and folders in folders."""
 NESTED = 2
 """Bound: archives in archives."""
+LARGEST_PACKED = 256 << 20
+"""Bound: bytes of an archive that is unpacked though nobody named it: it only lies in a folder that was named."""
+_NO_RECORDS = frozenset({".pt", ".pth", ".ckpt", ".npz", ".whl", ".egg", ".jar", ".docx", ".xlsx", ".pptx"})
+"""Archives by their form, and never of records: weights, libraries, documents."""
 
 
 @dataclass(slots=True)
@@ -59,9 +63,16 @@ def find(paths: Sequence[Path], formats: Sequence[Format] = FORMATS) -> Found:
     found = Found()
     for path in paths:
         for file in files_in(path) if path.is_dir() else (path,):
-            if not _take(found, file, formats, NESTED):
+            if not _take(found, file, formats, NESTED if file == path or _worth_unpacking(file) else 0):
                 found.unknown.append(file)
     return found
+
+
+def _worth_unpacking(file: Path) -> bool:
+    try:
+        return file.suffix.lower() not in _NO_RECORDS and file.stat().st_size <= LARGEST_PACKED
+    except OSError:
+        return False
 
 
 def _take(found: Found, file: Path, formats: Sequence[Format], nested: int) -> bool:

@@ -11,6 +11,7 @@ import gzip
 import lzma
 import os
 import shutil
+import struct
 import tarfile
 import tempfile
 import zipfile
@@ -32,7 +33,8 @@ TAR_AT = 257
 _MAGIC = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\x00": "xz", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
 _OPEN: dict[str, Callable[[IO[bytes]], Any]] = {"gzip": gzip.open, "xz": lzma.open, "bzip2": bz2.open}
 _DAMAGE = (
-    OSError, EOFError, ValueError, RuntimeError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile,
+    OSError, EOFError, ValueError, LookupError, RuntimeError, struct.error,
+    zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile,
 )  # fmt: skip
 """What the libraries raise for archives that are damaged, encrypted or of a kind they do not know."""
 
@@ -55,10 +57,15 @@ class Unpacking:
         self._begun: Path | None = None
         """The file that is being written."""
 
+    @property
+    def place(self) -> Path:
+        """The folder."""
+        return Path(self._folder.name).resolve()
+
     def files(self, archive: Path) -> Iterator[Path]:
         """The files that were unpacked of one archive, one after the other. Never raises for what is in it."""
         self._archives += 1
-        place = Path(self._folder.name) / str(self._archives) / archive.name[:LONGEST_NAME]
+        place = self.place / str(self._archives) / archive.name[:LONGEST_NAME]
         try:
             with archive.open("rb") as raw:
                 kind = kind_of(raw.read(512))

@@ -37,6 +37,7 @@ BLIND = (
     "RAS does not count sends, receives, and what CUDA graphs replay",
 )
 _NAMELESS = "unnamed"
+ENDED = "the newest answer holds no communicator any more: the job has ended or given up since; it is judged by the one before"
 ASK_AGAIN = "ask RAS again some seconds later and give both answers: counts that stay tell a standstill"
 
 Who = tuple[str, int, int]
@@ -72,8 +73,11 @@ def _by_job(ordered: Sequence[tuple[int, RasAnswer]]) -> list[list[tuple[int, Ra
 
 
 def _job(looks: Sequence[tuple[int, RasAnswer]]) -> Ingested:
+    held = [look for look in looks if look[1].communicators or look[1].sound]
+    gone = bool(held) and held[-1] is not looks[-1]
+    looks = held if gone else looks
     answers = [answer for _, answer in looks]
-    notes = list(_notes(answers))
+    notes = [*([ENDED] if gone else []), *_notes(answers)]
     problems = [problem for answer in answers for problem in answer.problems]
     first, newest = looks[0][0], answers[-1]
     times = [moment - first for moment, _ in looks]

@@ -80,6 +80,7 @@ def _calls_alone(batch: NodeBatch) -> NodeBatch:
         problems=(),
         network=None,
         all_flows=(),
+        paths=(),
         work=(),
         looked=False,
     )

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ncclwatch.errors import NcclwatchError, TargetError
-from ncclwatch.model.paths import Protocol
+from ncclwatch.model.paths import Hops, PathKey, PathLoad, Probe, Protocol, SeenPath
 from ncclwatch.nic import lldp
 from ncclwatch.pathprobe import hops, segments, varied
-from ncclwatch.paths.bottlenecks import PathKey, PathLoad, loads
+from ncclwatch.paths.bottlenecks import loads
 from ncclwatch.paths.ports import ROCE_PORT
-from ncclwatch.paths.probed import Hops, Probe, SeenPath, alike, joined, wrong_rate
+from ncclwatch.paths.probed import alike, joined, wrong_rate
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
+
+from ncclwatch.model.paths import Load, PathKey, PathLoad
 
 QUEUED_FACTOR = 5.0
 """A probe waited when it took so many times as long as the quickest of all, beyond it."""
@@ -21,28 +22,6 @@ CONFIDENT = 0.95
 NOISE = 0.05
 """Share of probes that wait for other reasons (the host's CPU) on an empty path, at most."""
 LEAST_PROBES = 5
-
-PathKey = tuple[int, int]
-"""(destination port, source port): with two hosts and a protocol a five-tuple."""
-
-
-class Load(StrEnum):
-    """What one way of a path was seen to be."""
-
-    QUEUED = "queued"
-    EMPTY = "empty"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class PathLoad:
-    """One path in one direction. ``confidence`` (0 to 1) is that of ``load``; ``waited`` of ``probes`` probes were queued."""
-
-    path: PathKey
-    load: Load
-    confidence: float
-    waited: int
-    probes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +69,17 @@ def _load(path: PathKey, waited: int, probes: int, share: float, queued: bool) -
     return PathLoad(path, Load.EMPTY if confidence >= CONFIDENT else Load.UNKNOWN, confidence, waited, probes)
 
 
+def is_queued(now_us: float, least_us: float) -> bool:
+    """Whether a flow waits in a queue, by its round trip now and the shortest of its connection."""
+    return (now_us - least_us) * 1000 > max(QUEUED_NS, (QUEUED_FACTOR - 1) * least_us * 1000)
+
+
 def crowd(flows: Mapping[Any, tuple[float, float]], paths: Mapping[PathKey, PathLoad]) -> Crowd | None:
     """Whether flows from one host to another crowd; ``flows`` are their (round trip, shortest round trip) in µs.
 
     ``None`` where fewer than two wait, or no path between these hosts was seen to be empty.
     """
-    waiting = tuple(
-        key for key, (now, least) in flows.items() if (now - least) * 1000 > max(QUEUED_NS, (QUEUED_FACTOR - 1) * least * 1000)
-    )
+    waiting = tuple(key for key, (now, least) in flows.items() if is_queued(now, least))
     empty = sorted((path for path in paths.values() if path.load is Load.EMPTY), key=lambda one: (-one.confidence, one.path))
     if len(waiting) < 2 or not empty:
         return None

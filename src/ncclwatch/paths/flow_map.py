@@ -7,27 +7,18 @@ of both, and the address of the sender, are known only where both ends were look
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import networkx as nx
 
 from ncclwatch.model.network import FlowKind, FlowRecord, NicRecord, nic_label
-from ncclwatch.model.paths import ElephantFlow, FiveTuple, NicPort, Origin, Protocol
+from ncclwatch.model.paths import ElephantFlow, FiveTuple, NicPort, NodeView, Origin, Protocol
 from ncclwatch.model.state import Direction
+from ncclwatch.paths.measured import MeasuredFlow
 from ncclwatch.paths.ports import ROCE_PORT, predict
 
 MAX_PORT = 65535
-
-
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """What one node shows of its network. ``namespaces``: pid → network namespace where that is not the node's own."""
-
-    host: str
-    flows: Sequence[FlowRecord] = ()
-    nics: Sequence[NicRecord] = ()
-    namespaces: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +57,15 @@ _Place = tuple[int, int, int, int, int, int]
 """Communicator, channel, index of the connection, sending and receiving rank, place among its queue pairs."""
 
 
-def flow_map(views: Iterable[NodeView]) -> list[MappedFlow]:
-    """The flows of all nodes that carry data, by job, rank, channel and peer. Several views of one host are allowed."""
+Captured = Mapping[tuple[str, int], Collection[int]]
+"""(address that sends, queue pair that it is sent to) → UDP source ports that were captured."""
+
+
+def flow_map(views: Iterable[NodeView], captured: Captured | None = None) -> list[MappedFlow]:
+    """The flows of all nodes that carry data, by job, rank, channel and peer. Several views of one host are allowed.
+
+    A port of a queue pair that was ``captured`` is seen, and stands before what a rule predicts.
+    """
     sending: dict[_Place, _End] = {}
     receiving: dict[_Place, _End] = {}
     ranks: dict[tuple[int, int], int] = {}
@@ -82,9 +80,34 @@ def flow_map(views: Iterable[NodeView]) -> list[MappedFlow]:
                 ranks[record.comm_hash, record.rank] = record.global_rank
     jobs = _jobs([*sending.values(), *receiving.values()])
     places = sorted(sending.keys() | receiving.keys())
-    found = [_mapped(place, sending.get(place), receiving.get(place), jobs[place[0]], ranks) for place in places]
+    found = [_mapped(place, sending.get(place), receiving.get(place), jobs[place[0]], ranks, captured or {}) for place in places]
     found.sort(key=lambda one: (one.flow.job, one.comm_hash, one.connection_index, one.flow.rank or 0, one.flow.channel or 0))
     return _with_shares(found, sending, places)
+
+
+def measured_flows(mapped: Iterable[MappedFlow]) -> list[MeasuredFlow]:
+    """Flows whose five-tuple and ranks are known, each once."""
+    found = {}
+    for one in mapped:
+        flow, five = one.flow, one.flow.tuple
+        if five is None or flow.rank is None or flow.peer is None:
+            continue
+        made = MeasuredFlow(
+            job=flow.job,
+            rank=flow.rank if one.global_rank is None else one.global_rank,
+            peer=flow.peer if one.global_peer is None else one.global_peer,
+            channel=flow.channel or 0,
+            source=five.source,
+            source_port=five.source_port,
+            destination=five.destination,
+            port=five.destination_port,
+            waits=one.round_trip_us,
+            rate=flow.rate or 0.0,
+            from_name=f"{flow.source.host} {flow.source.nic}".strip(),
+            to_name=f"{flow.destination.host} {flow.destination.nic}".strip(),
+        )
+        found[made.source, made.source_port, made.destination, made.port] = made
+    return list(found.values())
 
 
 def _place(record: FlowRecord) -> _Place | None:
@@ -110,7 +133,7 @@ def _jobs(ends: Iterable[_End]) -> dict[int, str]:
 
 
 def _mapped(
-    place: _Place, sender: _End | None, receiver: _End | None, job: str, ranks: Mapping[tuple[int, int], int]
+    place: _Place, sender: _End | None, receiver: _End | None, job: str, ranks: Mapping[tuple[int, int], int], captured: Captured
 ) -> MappedFlow:
     comm, channel, index, rank, peer, _ = place
     told = sender or receiver
@@ -122,7 +145,7 @@ def _mapped(
         missing.append("the sending process was not looked at")
     elif record.shared_by > 1:
         missing.append(f"{record.shared_by} connections share it")
-    five, origin, rule, known = _tuple(sender, receiver, nic)
+    five, origin, rule, known = _tuple(sender, receiver, nic, captured)
     missing += known
     bond, link, link_known = _link(nic)
     if not link_known:
@@ -146,7 +169,9 @@ def _round_trip(sender: _End | None) -> tuple[int, int] | None:
     return (facts.rtt_us, facts.min_rtt_us) if facts is not None and facts.rtt_us and facts.min_rtt_us else None
 
 
-def _tuple(sender: _End | None, receiver: _End | None, nic: NicRecord | None) -> tuple[FiveTuple | None, Origin, str, list[str]]:
+def _tuple(
+    sender: _End | None, receiver: _End | None, nic: NicRecord | None, captured: Captured
+) -> tuple[FiveTuple | None, Origin, str, list[str]]:
     """Five-tuple, how it is known, the rule it is from, and what is missing for it."""
     told = sender or receiver
     assert told is not None  # noqa: S101
@@ -172,6 +197,11 @@ def _tuple(sender: _End | None, receiver: _End | None, nic: NicRecord | None) ->
     if not here.remote:
         missing.append("the address it sends to")
     answer = predict(nic.driver if nic else "", nic.kernel if nic else "", here.queue_pair, there.queue_pair if there else None)
+    seen = sorted(captured.get((source, there.queue_pair), ())) if there is not None else []
+    if len(seen) == 1 and not missing:
+        # A job may set flow labels (path_pins/labels.c), a driver may do as no rule says.
+        other = [f"the rule {answer.rule} has port {answer.port}"] if answer.port not in (None, seen[0]) else []
+        return FiveTuple(Protocol.UDP, source, seen[0], here.remote, ROCE_PORT), Origin.SEEN, answer.rule, other
     if answer.port is None:
         missing.append(f"its source port: {answer.reason}")
     if missing or answer.port is None:
@@ -257,3 +287,17 @@ def _connection(one: MappedFlow) -> tuple[int, int, int, int, int]:
 def _rates(group: Sequence[MappedFlow]) -> list[float] | None:
     known = [one.flow.rate for one in group if one.flow.rate is not None]
     return known if len(known) == len(group) and sum(known) > 0 else None
+
+
+def to_capture(views: Iterable[NodeView]) -> tuple[set[tuple[str, int]], set[str]]:
+    """What of RoCE is to be captured on these hosts: (address that sends, queue pair sent to), and the network devices."""
+    every = list(views)
+    wanted, netdevs = set(), set()
+    for view in every:
+        for record in view.flows:
+            nic = _nic(_End(view, record))
+            if record.kind is FlowKind.RDMA and record.ends is not None and nic is not None and nic.netdev:
+                netdevs.add(nic.netdev)
+                if record.direction is Direction.RECV and record.ends.remote and _place(record) is not None:
+                    wanted.add((record.ends.remote, record.ends.queue_pair))
+    return wanted, netdevs

@@ -2,8 +2,8 @@
 
 Nothing is known of the fabric but what probes told (:mod:`ncclwatch.paths.probed`): a path is the links between routers that
 answered, one after the other. Where no router answers, queues alone tell paths apart: one is taken for all that were queued, and
-one for all that were empty. Links are taken for alike, as their capacity is not measured. The gain is PREDICTED: an iteration
-lasts as long as the fullest link of its job needs, so a job that computes beside gains less.
+one for all that were empty. What a link can carry is known where its flows fill it; all others are taken for alike. The gain is
+PREDICTED: an iteration lasts as long as the fullest link of its job needs, so a job that computes beside gains less.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from ncclwatch.paths.bottlenecks import Load, crowd
+from ncclwatch.model.paths import Hops, Load, Probe, SeenPath
+from ncclwatch.paths.bottlenecks import crowd, is_queued
 from ncclwatch.paths.ports import ROCE_PORT
-from ncclwatch.paths.probed import Hops, Probe, SeenPath
 
 Link = tuple[str, str]
 """(router or address, router or address) in the direction of the flow; (addresses, what queues told) where routers are silent."""
@@ -28,6 +28,8 @@ SPREAD = (10, 50, 90)
 ROUNDS = 50
 """Bound: passes of the local search; each is one over all flows."""
 SAME = 1e-9
+SLOWER = 0.7
+"""A link that is full with this part of what a parallel one carries, or less, is degraded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +188,11 @@ def plan(
     """
     demands = next_demands(flows, probes)
     choices = [choices_of(one, probes) for one in demands]
-    chosen = assign(demands, choices, kept or {})
-    loads = load_of(demands, chosen)
     now = where_now(flows, probes)
-    gains = _gains(flows, now, demands, chosen, choices, probes, floor)
+    capacities = capacities_of(flows, now, probes)
+    chosen = assign(demands, choices, kept or {}, capacities)
+    loads = load_of(demands, chosen)
+    gains = _gains(flows, now, demands, chosen, choices, probes, floor, capacities)
     lost = sum(one is None for one in chosen)
     notes = [f"{lost} connections stay as they are: no path to their ports was seen"] if lost else []
     unseen = {(f.source, f.destination) for f in flows} - {(p.source, p.destination) for p in probes}
@@ -213,12 +216,16 @@ def _refusal(gains: Sequence[JobGain], chosen: Sequence[Choice | None], floor: f
 
 
 def assign(
-    demands: Sequence[Demand], choices: Sequence[Sequence[Choice]], kept: Mapping[tuple[str, int, str, int], int]
+    demands: Sequence[Demand],
+    choices: Sequence[Sequence[Choice]],
+    kept: Mapping[tuple[str, int, str, int], int],
+    capacities: Mapping[Link, float] | None = None,
 ) -> list[Choice | None]:
-    """One choice for each demand: what ``kept`` says first, then the heaviest first where the sum of squared loads grows least,
-    then moves of single flows while they lower it. A source port is given once from an address to a port of another."""
+    """One choice for each demand: what ``kept`` says first, then the heaviest first where the sum of squared loads (over what
+    links can carry) grows least, then moves of single flows while they lower it. A source port is given once from an address to a
+    port of another."""
     chosen: list[Choice | None] = [None] * len(demands)
-    board = _Board()
+    board = _Board(capacities or {})
     late = []
     for number, demand in enumerate(demands):
         old = kept.get((demand.source, demand.rank, demand.destination, demand.port))
@@ -254,9 +261,10 @@ def _improve(
 
 
 class _Board:
-    """What links carry, and which source ports are given."""
+    """What links carry, and which source ports are given. ``capacities``: parts of what the largest link can carry."""
 
-    def __init__(self) -> None:
+    def __init__(self, capacities: Mapping[Link, float]) -> None:
+        self._capacities = capacities
         self.load: defaultdict[Link, float] = defaultdict(float)
         self._given: set[tuple[str, str, int, int]] = set()
 
@@ -264,8 +272,9 @@ class _Board:
         return (demand.source, demand.destination, demand.port, one.source_port) not in self._given
 
     def cost(self, demand: Demand, one: Choice) -> float:
-        """By how much the sum of squared loads would grow."""
-        return sum(2 * self.load[link] * demand.weight + demand.weight**2 for link in one.links)
+        """By how much the sum of squared loads, each over its link's capacity, would grow."""
+        grows = ((2 * self.load[link] + demand.weight) * demand.weight for link in one.links)
+        return sum(more / self._capacities.get(link, 1.0) for more, link in zip(grows, one.links, strict=True))
 
     def best(self, demand: Demand, choices: Iterable[Choice]) -> Choice | None:
         free = [one for one in choices if self.free(demand, one)]
@@ -310,6 +319,21 @@ def where_now(flows: Sequence[MeasuredFlow], probes: Sequence[Probe]) -> list[tu
 
 def _pair(probe: Probe) -> str:
     return f"{probe.source} → {probe.destination}"
+
+
+def capacities_of(flows: Sequence[MeasuredFlow], now: Sequence[tuple[Link, ...]], probes: Sequence[Probe]) -> dict[Link, float]:
+    """What links that a plan chooses among can carry, as parts of the most that any of them does: of those that are full, since
+    all their flows wait in queues. Of all others nothing is known, and they are taken for as good as the best.
+    """
+    open_ = {link for links in open_links(probes).values() for link in links}
+    crossing: defaultdict[Link, list[MeasuredFlow]] = defaultdict(list)
+    for flow, links in zip(flows, now, strict=True):
+        for link in open_.intersection(links):
+            crossing[link].append(flow)
+    rates = {link: sum(flow.rate for flow in each) for link, each in crossing.items()}
+    most = max(rates.values(), default=0.0)
+    full = [link for link, each in crossing.items() if all(flow.waits is not None and is_queued(*flow.waits) for flow in each)]
+    return {link: rates[link] / most for link in full if 0 < rates[link] < SLOWER * most}
 
 
 def open_links(probes: Sequence[Probe]) -> dict[tuple[str, str], set[Link]]:
@@ -371,6 +395,7 @@ def _gains(
     choices: Sequence[Sequence[Choice]],
     probes: Sequence[Probe],
     floor: float,
+    capacities: Mapping[Link, float],
 ) -> tuple[JobGain, ...]:
     """By draws. Only links that paths differ in count: what all flows of a host share no plan can relieve."""
     open_ = open_links(probes)
@@ -387,8 +412,8 @@ def _gains(
         pair = flow.source, flow.destination
         before.append(_Row(flow.job, flow.weight, _only(links, open_.get(pair, set())), 0.0 if links else 1.0, ways[pair]))
     rng = np.random.default_rng(0)
-    had = [_fullest(before, rng) for _ in range(DRAWS)]
-    has = [_fullest(after, rng) for _ in range(DRAWS)]
+    had = [_fullest(before, rng, capacities) for _ in range(DRAWS)]
+    has = [_fullest(after, rng, capacities) for _ in range(DRAWS)]
     found = []
     for job in sorted({flow.job for flow in flows}):
         old, new = (np.array([draw.get(job, 0.0) for draw in draws]) for draws in (had, has))
@@ -404,8 +429,8 @@ def _only(links: tuple[Link, ...], kept: set[Link]) -> tuple[Link, ...]:
     return tuple(link for link in links if link in kept)
 
 
-def _fullest(rows: Sequence[_Row], rng: np.random.Generator) -> dict[str, float]:
-    """Job → load of the fullest link that it crosses, all jobs together, in one draw."""
+def _fullest(rows: Sequence[_Row], rng: np.random.Generator, capacities: Mapping[Link, float]) -> dict[str, float]:
+    """Job → load over capacity of the fullest link that it crosses, all jobs together, in one draw."""
     taken = []
     load: defaultdict[Link, float] = defaultdict(float)
     for row in rows:
@@ -416,5 +441,5 @@ def _fullest(rows: Sequence[_Row], rng: np.random.Generator) -> dict[str, float]
             load[link] += row.weight
     found: dict[str, float] = {}
     for job, links in taken:
-        found[job] = max([found.get(job, 0.0), *(load[link] for link in links)])
+        found[job] = max([found.get(job, 0.0), *(load[link] / capacities.get(link, 1.0) for link in links)])
     return found

@@ -1,5 +1,5 @@
-"""The plan file that ``path_pins/pins.c`` reads: which ports NCCL's data connections over sockets use. Only a job that preloads
-that library follows it; nothing here is applied by itself.
+"""The plan file that ``path_pins/plan.h`` describes: which ports NCCL's data connections use, over sockets and over RoCE. Only a
+job that preloads that library follows it; nothing here is applied by itself.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ncclwatch.errors import UsageError
+from ncclwatch.paths.ports import LOWEST
 
 HEADING = "ncclwatch-path-pins 1"
 MAX_BYTES = 65535
@@ -34,7 +35,16 @@ class Connect:
     source_port: int
 
 
-def plan_text(listens: Iterable[Listen], connects: Iterable[Connect]) -> str:
+@dataclass(frozen=True, slots=True)
+class Roce:
+    """A rank's queue pairs that send data to an address leave by these UDP source ports, in turns."""
+
+    rank: int
+    destination: str
+    source_ports: tuple[int, ...]
+
+
+def plan_text(listens: Iterable[Listen], connects: Iterable[Connect], roce: Iterable[Roce] = ()) -> str:
     """The file's text. Raises :class:`UsageError` for what is no address or port, and for a plan longer than is read."""
     lines = [HEADING]
     for one in listens:
@@ -43,6 +53,11 @@ def plan_text(listens: Iterable[Listen], connects: Iterable[Connect]) -> str:
     for pin in connects:
         _check(pin.destination, pin.port, pin.source_port)
         lines.append(f"connect {pin.rank} {pin.destination} {pin.port} {pin.source_port}")
+    for each in roce:
+        _check(each.destination, *each.source_ports)
+        if min(each.source_ports, default=0) < LOWEST:
+            raise UsageError(f"ports {each.source_ports} are none of RoCE", f"its source ports are {LOWEST} to 65535")
+        lines.append(f"roce {each.rank} {each.destination} {' '.join(map(str, each.source_ports))}")
     text = "\n".join(lines) + "\n"
     if len(text) > MAX_BYTES:
         raise UsageError(

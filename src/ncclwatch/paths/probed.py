@@ -14,79 +14,19 @@ from typing import Annotated
 import msgspec
 
 from ncclwatch.errors import UsageError
-from ncclwatch.model.paths import Protocol
-from ncclwatch.paths.bottlenecks import Load, PathKey, PathLoad
+from ncclwatch.model.paths import Hops, Probe
 from ncclwatch.text import clean
 
 SCHEMA = "ncclwatch.pathprobe/1"
 MAX_BYTES = 4 << 20
 """Bound: a file."""
 
-_Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
-_Part = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-_Name = Annotated[str, msgspec.Meta(max_length=256)]
-
-Hops = tuple[str | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SeenPath:
-    """One source port. ``hops`` are routers in order, None for one that is silent; ``arrived``: the destination was reached.
-
-    ``steady``: each look saw the same routers. ``live``: the five-tuple of a running flow. ``load`` is what queues told.
-    """
-
-    port: _Port
-    source_port: _Port
-    hops: Annotated[tuple[_Name | None, ...], msgspec.Meta(max_length=32)] = ()
-    arrived: bool = False
-    steady: bool = True
-    live: bool = False
-    load: Load = Load.UNKNOWN
-    load_confidence: _Part = 0.0
-    waited: Annotated[int, msgspec.Meta(ge=0)] = 0
-    probes: Annotated[int, msgspec.Meta(ge=0)] = 0
-
-    @property
-    def path(self) -> PathKey:
-        """(destination port, source port)."""
-        return self.port, self.source_port
-
-    @property
-    def as_load(self) -> PathLoad:
-        """What queues told."""
-        return PathLoad(self.path, self.load, self.load_confidence, self.waited, self.probes)
-
-    @property
-    def told(self) -> bool:
-        """Whether some router told where it goes."""
-        return any(self.hops)
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """All paths that were asked from one host to one address. ``wrong``: probability that a path is not what was seen."""
-
-    host: _Name
-    source: _Name
-    destination: _Name
-    protocol: Protocol
-    wall_s: float
-    wrong: _Part
-    paths: Annotated[tuple[SeenPath, ...], msgspec.Meta(max_length=4096)]
-    notes: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=1024)], ...], msgspec.Meta(max_length=64)] = ()
-    nic: _Name = ""
-    """The NIC it leaves by."""
-    switch: _Name = ""
-    """The switch that NIC is plugged into, as it says itself (LLDP), and the port there; empty where it was not asked."""
-    switch_port: _Name = ""
-
 
 @dataclass(frozen=True, slots=True)
 class ProbeFile:
     """What 'ncclwatch paths probe' wrote on one host."""
 
-    schema: _Name
+    schema: Annotated[str, msgspec.Meta(max_length=256)]
     probes: Annotated[tuple[Probe, ...], msgspec.Meta(max_length=1024)]
 
 

@@ -17,7 +17,7 @@ from ncclwatch.view.waits import Pair, WaitMatrix, matrix, pairs
 
 if TYPE_CHECKING:
     from ncclwatch.engine.session import Update
-    from ncclwatch.paths.probed import Probe
+    from ncclwatch.model.paths import Probe
     from ncclwatch.store.replay import Replay
 
 BEFORE_S, AFTER_S = 60.0, 120.0

@@ -89,7 +89,8 @@ def _crowds(report: Report) -> list[str]:
     """Flows that crowd on a link while others are empty, by what probes told."""
     if not report.probes or not report.view.frame.flows:
         return []
-    from ncclwatch.view.paths import crowd_text, picture_of_view
+    from ncclwatch.paths.words import crowd_text
+    from ncclwatch.view.paths import picture_of_view
 
     return [crowd_text(one) for one in picture_of_view(report.view, report.probes).crowded[:MAX_CROWDS]]
 
@@ -114,7 +115,7 @@ def _verdict(report: Report, verdict: Verdict, crowded: Sequence[str] = ()) -> I
     if verdict.evidence:
         yield "<h2>Evidence</h2>" + _list(verdict.evidence)
     if crowded:
-        yield "<p class=dim>beside the verdict, by probes of paths; it was not weighed:</p>" + _list(crowded)
+        yield "<p class=dim>by probes of paths:</p>" + _list(crowded)
     if verdict.differences:
         yield "<h2>Unlike their peers</h2>" + _list(verdict.differences)
     if len(verdict.next_steps) > 1:
@@ -249,8 +250,9 @@ def _paths(report: Report) -> Iterator[str]:
     """Which way flows take, and where they crowd."""
     if not report.view.frame.flows:
         return
+    from ncclwatch.paths.words import crowd_text
     from ncclwatch.report.paths_svg import paths
-    from ncclwatch.view.paths import crowd_text, picture_of_view
+    from ncclwatch.view.paths import picture_of_view
 
     picture = picture_of_view(report.view, report.probes)
     if not picture.edges:

@@ -18,6 +18,7 @@ from ncclwatch.errors import TargetError
 from ncclwatch.knowledge.session import InformedSession
 from ncclwatch.messaging.limits import FormatError
 from ncclwatch.messaging.reader import BatchReader
+from ncclwatch.model.paths import Probe
 from ncclwatch.remote.iterations import Timed, recent_iterations
 from ncclwatch.slow_modes import SlowRule
 from ncclwatch.store.container import Container, FrameRef, Kind
@@ -143,9 +144,12 @@ class Recordings:
 
 
 class Replay(InformedSession):
-    """The judging session over recordings; what surfaces ask of a live session can be asked of it too."""
+    """The judging session over recordings; what surfaces ask of a live session can be asked of it too. ``probes`` are of paths,
+    beside those that were recorded.
+    """
 
-    def __init__(self, recordings: Recordings, slow: SlowRule | None = None) -> None:
+    def __init__(self, recordings: Recordings, slow: SlowRule | None = None, probes: Sequence[Probe] = ()) -> None:
+        self._probes = probes
         self._slow = slow or SlowRule()
         super().__init__(LiveDiagnosis(slow=self._slow.watch()))
         self.recordings = recordings
@@ -154,6 +158,7 @@ class Replay(InformedSession):
     def updates(self, from_ns: int = 0) -> Iterator[tuple[int, Update]]:
         """(time in ns since the epoch, update) after every look; the session shows the state of that moment."""
         super().__init__(LiveDiagnosis(slow=self._slow.watch()))
+        self.network.ways.take(self._probes)
         self.looks = 0
         due: int | None = None
         time_ns = from_ns

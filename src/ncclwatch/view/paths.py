@@ -8,14 +8,13 @@ others between the same hosts are empty (:mod:`ncclwatch.paths.measured`). Witho
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ncclwatch.model.network import NicRecord
-from ncclwatch.paths.flow_map import MappedFlow, NodeView, flow_map
+from ncclwatch.model.paths import NodeView, Probe
+from ncclwatch.paths.flow_map import flow_map, measured_flows
 from ncclwatch.paths.measured import Crowded, Link, MeasuredFlow, crowds, open_links, where_now
-from ncclwatch.paths.probed import Probe
-from ncclwatch.text import clean, ranges
 from ncclwatch.view.frame import View
 
 MAX_NODES = 24
@@ -80,31 +79,6 @@ def node_views(view: View) -> list[NodeView]:
     for flow in view.frame.flows or ():
         flows[flow.host or hosts.get(flow.record.pid, "?")].append(flow.record)
     return [NodeView(host, flows[host], nics[host]) for host in sorted(flows)]
-
-
-def measured_flows(mapped: Iterable[MappedFlow]) -> list[MeasuredFlow]:
-    """Flows whose five-tuple and ranks are known, each once."""
-    found = {}
-    for one in mapped:
-        flow, five = one.flow, one.flow.tuple
-        if five is None or flow.rank is None or flow.peer is None:
-            continue
-        made = MeasuredFlow(
-            job=flow.job,
-            rank=flow.rank if one.global_rank is None else one.global_rank,
-            peer=flow.peer if one.global_peer is None else one.global_peer,
-            channel=flow.channel or 0,
-            source=five.source,
-            source_port=five.source_port,
-            destination=five.destination,
-            port=five.destination_port,
-            waits=one.round_trip_us,
-            rate=flow.rate or 0.0,
-            from_name=f"{flow.source.host} {flow.source.nic}".strip(),
-            to_name=f"{flow.destination.host} {flow.destination.nic}".strip(),
-        )
-        found[made.source, made.source_port, made.destination, made.port] = made
-    return list(found.values())
 
 
 def picture_of_view(view: View, probes: Sequence[Probe]) -> Picture:
@@ -226,28 +200,3 @@ def _mean(numbers: Sequence[int]) -> float:
 
 def _by_number(name: str) -> tuple[object, ...]:
     return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split("."))
-
-
-def crowd_text(one: Crowded) -> str:
-    """``2 flows cross 10.79.0.1 → 10.80.0.2 (ranks 0 → 1, channels 0-1) while 10.79.0.1 → 10.80.1.2 carries none``."""
-    others = ", ".join(link_text(link) for link in one.empty[:4]) + (" and others" if len(one.empty) > 4 else "")
-    carry = "carries none" if len(one.empty) == 1 else "carry none"
-    crossing = f"{len(one.flows)} flows cross {link_text(one.link)} ({who(one.flows)})"
-    return f"{crossing} while {others} {carry} (confidence {one.confidence:.0%})"
-
-
-def link_text(link: Link) -> str:
-    """``10.79.0.1 → 10.80.0.2``; ``queued paths of 10.79.0.2 → 10.79.1.2`` where routers are silent."""
-    return (
-        f"{link[1]} paths of {clean(link[0], 100)}"
-        if link[1] in ("queued", "empty")
-        else f"{clean(link[0], 48)} → {clean(link[1], 48)}"
-    )
-
-
-def who(flows: Sequence[MeasuredFlow]) -> str:
-    """Ranks and channels of flows."""
-    pairs = sorted({(flow.rank, flow.peer) for flow in flows})
-    channels = ranges(sorted({flow.channel for flow in flows}))
-    shown = ", ".join(f"{rank} → {peer}" for rank, peer in pairs[:4]) + (f" and {len(pairs) - 4} more" if len(pairs) > 4 else "")
-    return f"rank{'s' if len(pairs) > 1 else ''} {shown}, channel{'s' if ',' in channels or '-' in channels else ''} {channels}"

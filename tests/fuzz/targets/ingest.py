@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import bz2
+import gzip
+import io
 import json
+import lzma
 import pickle
 import shutil
+import tarfile
 import tempfile
+import zipfile
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +22,10 @@ from unit.ingest.dumps import Dumps
 
 def targets() -> list[Target]:
     """One a format."""
-    return [Target("flight-recorder", "a dump of PyTorch's Flight Recorder", _dumps, _judge_dump, quick=40)]
+    return [
+        Target("flight-recorder", "a dump of PyTorch's Flight Recorder", _dumps, _judge_dump, quick=40),
+        Target("packed", "an archive of records", _archives, _unpack, quick=40),
+    ]
 
 
 def _dumps() -> list[bytes]:
@@ -54,3 +63,30 @@ def _judge_dump(data: bytes) -> None:
     for ingested in FlightRecorder().read(files):
         for verdict in judge_ingested(ingested):
             verdict.to_json()
+
+
+def _archives() -> list[bytes]:
+    line = b"[save_count 2] [1755590106.364857579] [Rank 0] Fun AllReduce Data 1 stream 0x55919d27b4b0 opCount 2\n"
+    found = [gzip.compress(line * 3), lzma.compress(line * 3), bz2.compress(line * 3)]
+    for mode in ("w", "w:gz"):
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode=mode) as archive:
+            member = tarfile.TarInfo("logs/rank_0.log")
+            member.size = len(line)
+            archive.addfile(member, io.BytesIO(line))
+        found.append(out.getvalue())
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as zipped:
+        zipped.writestr("logs/rank_0.log", line * 3)
+    return [*found, out.getvalue()]
+
+
+def _unpack(data: bytes) -> None:
+    from ncclwatch.ingest.packed import Unpacking, kind_of
+
+    archive = _folder() / "archive"
+    archive.write_bytes(data)
+    unpacking = Unpacking()
+    if kind_of(data[:512]):
+        for file in unpacking.files(archive):
+            assert file.resolve().is_relative_to(unpacking.place)

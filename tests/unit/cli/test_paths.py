@@ -12,7 +12,8 @@ import pytest
 from ncclwatch.cli import main, paths, paths_text
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.model.network import FlowRecord, NetworkLook, SocketFacts
-from ncclwatch.paths.flow_map import NodeView, flow_map
+from ncclwatch.model.paths import NodeView
+from ncclwatch.paths.flow_map import flow_map
 from ncclwatch.paths.probed import SCHEMA, ProbeFile
 from ncclwatch.store.recorder import Recorder
 from ncclwatch.text import Style, width

@@ -14,9 +14,10 @@ from ncclwatch.cli import main, paths, paths_files, paths_probe
 from ncclwatch.cli.output import plain
 from ncclwatch.errors import UsageError
 from ncclwatch.model.network import SocketFacts
-from ncclwatch.paths.flow_map import NodeView, flow_map
+from ncclwatch.model.paths import NodeView, Probe
+from ncclwatch.paths.flow_map import flow_map
 from ncclwatch.paths.measured import plan
-from ncclwatch.paths.probed import SCHEMA, Probe, ProbeFile
+from ncclwatch.paths.probed import SCHEMA, ProbeFile
 from unit.paths.test_flow_map import ETH0, RECV, SEND
 from unit.paths.test_measured import FLOWS, LIVE, OWN, A, B, probe, seen
 

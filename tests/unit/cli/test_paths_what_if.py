@@ -13,7 +13,8 @@ import yaml
 
 from ncclwatch.cli import main, paths, paths_advice
 from ncclwatch.cli.output import plain
-from ncclwatch.paths.flow_map import NodeView, flow_map
+from ncclwatch.model.paths import NodeView
+from ncclwatch.paths.flow_map import flow_map
 from unit.cli.test_paths_plan import written
 from unit.paths.test_flow_map import ETH0, RECV, SEND
 from unit.paths.test_measured import LIVE, OWN, probe

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ncclwatch.collect.alignment import Entries, line_up
 from ncclwatch.collect.ledger import UNCOUNTED, Ledger
-from ncclwatch.engine.alignment import Entries, line_up
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 
 COMM = 0x1234

@@ -347,3 +347,79 @@ def test_a_circle_of_a_moment_is_none(tmp_path: Path) -> None:
     for file in folder.iterdir():
         os.utime(file, (newest, newest))
     assert not judged(folder).verdict_class.accuses
+
+
+def larger(size: int) -> Dumps:
+    """Two pairs; rank 2 asks for another size on the group of all, after which the others go on and it does not."""
+    job = Dumps(4, groups={"1": [0, 1], "2": [2, 3]}, about={"1": "tp", "2": "tp"}, timing=False)
+    for _ in range(5):
+        for group in ("1", "2", "0"):
+            job.all_call(group=group)
+    for rank in range(4):
+        job.call(rank, size=size if rank == 2 else 1024)
+    for rank in (0, 1, 3):
+        job.call(rank, group="1" if rank < 2 else "2", state="scheduled" if rank == 3 else "completed")
+    return job
+
+
+def test_who_is_behind_after_another_size_is_named_for_the_size(tmp_path: Path) -> None:
+    verdict = judged(larger(4096).write(tmp_path))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.INCONSISTENT, [2])
+    assert verdict.operation is not None and (verdict.operation.name, verdict.operation.sequence) == ("AllReduce", 6)
+    assert "called AllReduce of 4096 x float32 as #6, unlike its peers" in verdict.summary
+
+
+def test_who_is_behind_after_the_same_size_is_behind(tmp_path: Path) -> None:
+    verdict = judged(larger(1024).write(tmp_path))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.NOT_ENTERED, [2])
+
+
+def stuck_in_a_column(**more: object) -> Dumps:
+    """Two rows and two columns of ranks, without timing: ranks 0 and 2 are in an AllReduce of their column. Hosts have run ahead:
+    all have called all, or wait in a receive for one that has.
+    """
+    groups = {"1": [0, 1], "2": [2, 3], "3": [0, 2], "4": [1, 3], "5": [3, 4]}
+    about = {"1": "tp", "2": "tp", "3": "dp", "4": "dp", "5": "pp"}
+    job = Dumps(5, groups=groups, about=about, timing=False)
+    for _ in range(4):
+        for group in ("3", "4", "1", "2"):
+            job.all_call(group=group)
+    for rank in (0, 2):
+        job.call(rank, group="3", state="scheduled", **more)  # type: ignore[arg-type]
+    job.all_call(group="1", state="scheduled")
+    job.all_call(group="2", state="scheduled")
+    job.call(3, "send 0->1", group="5", state="scheduled")
+    job.call(4, "recv 1<-0", group="5", state="scheduled")
+    return job
+
+
+def test_the_operation_that_all_wait_for_in_the_end_is_told_with_its_ranks(tmp_path: Path) -> None:
+    verdict = judged(stuck_in_a_column().write(tmp_path))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.HARDWARE, [0, 2])
+    assert verdict.operation is not None and (verdict.operation.name, verdict.operation.sequence) == ("AllReduce", 5)
+    assert verdict.victims == (1, 3) and verdict.confidence <= 0.6
+
+
+def test_a_rank_that_is_in_nothing_and_waited_for_is_no_such_end(tmp_path: Path) -> None:
+    """Rank 2 has ended its column's operation, and called nothing after it."""
+    job = stuck_in_a_column()
+    job.entries[2] = [entry for entry in job.entries[2] if entry["state"] == "completed"]
+    assert judged(job.write(tmp_path)).verdict_class is not VerdictClass.HARDWARE
+
+
+def test_what_was_called_a_moment_ago_is_no_such_end(tmp_path: Path) -> None:
+    folder = stuck_in_a_column().write(tmp_path)
+    newest = BEGAN / SECOND + 13
+    for file in folder.iterdir():
+        os.utime(file, (newest, newest))
+    assert not judged(folder).verdict_class.accuses
+
+
+def test_one_dump_of_many_tells_what_its_rank_waits_in(tmp_path: Path) -> None:
+    verdict = judged(stuck_in_a_column().write(tmp_path, without=(1, 2, 3, 4)))
+    assert verdict.verdict_class is VerdictClass.UNKNOWN and not verdict.culprits
+    assert verdict.summary == (
+        "rank 0 may wait for any of 4 ranks of which there is no dump: "
+        "the oldest open operation of rank 0 is AllReduce #5 of process group 3 (dp)"
+    )
+    assert any("train.py:10" in line for line in verdict.evidence)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ncclwatch.cli.foreign import judge_found
-from ncclwatch.ingest import packed
+from ncclwatch.ingest import folders, packed
 from ncclwatch.ingest.folders import Found, find
 from unit.ingest.dumps import Dumps
 
@@ -142,3 +142,13 @@ def test_when_a_file_was_written_is_kept(tmp_path: Path) -> None:
     unpacking = packed.Unpacking()
     [path] = unpacking.files(tmp_path / "a.tar")
     assert path.stat().st_mtime == CHANGED_S
+
+
+def test_what_only_lies_in_the_folder_is_unpacked_where_it_may_be_of_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    (tmp_path / "weights.pt").write_bytes(zipped({"rank_0.log": LINE}))
+    (tmp_path / "data.tar").write_bytes(tar({"rank_1.log": LINE}, "w"))
+    monkeypatch.setattr(folders, "LARGEST_PACKED", 1000)
+    assert not find([tmp_path]).files
+    assert [path.name for path in _only(find([tmp_path / "data.tar"]))] == ["rank_1.log"]

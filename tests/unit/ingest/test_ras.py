@@ -410,3 +410,17 @@ def test_a_missing_rank_is_the_one_missing_process(tmp_path: Path) -> None:
     [culprit] = verdict.culprits
     assert (culprit.rank, culprit.pid, culprit.host) == (21, 3487984, "10.0.0.3")
     assert verdict.stage == "" and verdict.communicator is not None and not verdict.communicator.role
+
+
+def test_an_answer_after_the_end_does_not_hide_what_was_there_before(tmp_path: Path) -> None:
+    """A watchdog has taken the job down between two answers."""
+    before = tmp_path / "0.json"
+    before.write_bytes((FIXTURES / "2.29.2-frozen.json").read_bytes())
+    after = json.loads(before.read_text())
+    later(after)
+    after |= {"communicators": [], "communicators_count": 0}
+    (tmp_path / "1.json").write_text(json.dumps(after))
+    [job] = Ras().read([before, tmp_path / "1.json"])
+    verdict = verdict_of(job)
+    assert (verdict.verdict_class, [culprit.rank for culprit in verdict.culprits]) == (VerdictClass.STOPPED, [1])
+    assert any("no communicator any more" in note for note in job.notes)

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from ncclwatch.paths.bottlenecks import Load, crowd, loads
+from ncclwatch.model.paths import Load
+from ncclwatch.paths.bottlenecks import crowd, loads
 
 MS = 1_000_000
 OFFSET = -7_000_000_000_000

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NicRecord, QueuePairEnds, SocketFacts, StepRate
-from ncclwatch.model.paths import FiveTuple, NicPort, Origin, Protocol
+from ncclwatch.model.paths import FiveTuple, NicPort, NodeView, Origin, Protocol
 from ncclwatch.model.state import Direction
-from ncclwatch.paths.flow_map import NodeView, endpoint, flow_map
+from ncclwatch.paths.flow_map import endpoint, flow_map, to_capture
 
 SEND = FlowRecord(
     pid=11, kind=FlowKind.SOCKET, network="Socket", device="eth0", port=0, state=FlowState.ACTIVE, global_rank=8, comm_hash=0xABC,
@@ -133,3 +133,21 @@ def test_what_is_no_endpoint(text: str) -> None:
 
 def test_endpoints() -> None:
     assert endpoint("10.0.0.1:80") == ("10.0.0.1", 80) and endpoint("[fe80::1]:65535") == ("fe80::1", 65535)
+
+
+def test_a_captured_port_is_seen_and_stands_before_the_rule() -> None:
+    views = [NodeView("a", [ROCE], [MLX5]), NodeView("b", [ROCE_RECV])]
+    (same,) = flow_map(views, {("10.0.0.1", 18): {0xC132}})
+    assert same.flow.tuple == FiveTuple(Protocol.UDP, "10.0.0.1", 0xC132, "10.0.0.2", 4791)
+    assert (same.flow.origin, same.missing) == (Origin.SEEN, ())
+    (other,) = flow_map(views, {("10.0.0.1", 18): {50001}})
+    assert other.flow.tuple is not None and other.flow.tuple.source_port == 50001
+    assert other.missing == (f"the rule both-queue-pairs has port {0xC132}",)
+    (none,) = flow_map(views, {("10.0.0.1", 17): {50001}, ("10.0.0.1", 18): {1, 2}})
+    assert none.flow.origin is Origin.PREDICTED, "packets to another queue pair, or by two ports, tell nothing"
+
+
+def test_what_is_captured_are_packets_that_arrive_at_our_queue_pairs() -> None:
+    nic = replace(MLX5, netdev="eth7")
+    assert to_capture([NodeView("b", [ROCE_RECV, SEND], [nic, ETH0])]) == ({("10.0.0.1", 18)}, {"eth7"})
+    assert to_capture([NodeView("a", [ROCE], [nic])]) == (set(), {"eth7"})

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ncclwatch.model.paths import Protocol
-from ncclwatch.paths.bottlenecks import Load
-from ncclwatch.paths.measured import MeasuredFlow, crowds, links_of, next_demands, plan, where_now
+from ncclwatch.model.paths import Load, Probe, Protocol, SeenPath
+from ncclwatch.paths.measured import MeasuredFlow, capacities_of, crowds, links_of, next_demands, plan, where_now
 from ncclwatch.paths.ports import ROCE_PORT
-from ncclwatch.paths.probed import Probe, SeenPath
 
 A, B = "10.0.0.1", "10.0.1.1"
 LEAF, OTHER = "10.0.0.254", "10.9.9.9"
@@ -139,3 +137,23 @@ def test_crowds_of_two_hosts_on_one_spine() -> None:
     probes = [probe(*OWN, LIVE[0]), second]
     (one,) = crowds(flows, where_now(flows, probes), probes)
     assert {each.rank for each in one.flows} == {0, 2}
+
+
+def test_a_link_that_is_full_with_less_gets_less() -> None:
+    """Two flows fill a fast link, one a slow one: the slow one then carries none."""
+    full, slow = (9000.0, 100.0), (0.2e6, 1e6)
+    flows = [
+        flow(0, 500, waits=full, rate=slow[1]),
+        flow(1, 501, waits=full, rate=slow[0]),
+        flow(2, 502, waits=full, rate=slow[1]),
+    ]
+    live = (*LIVE[:1], replace(seen(501, 1, 40001), live=True), replace(seen(502, 0, 40002), live=True))
+    probes = [probe(*OWN, *live)]
+    now = where_now(flows, probes)
+    assert capacities_of(flows, now, probes)[LEAF, "10.8.1.2"] == pytest.approx(0.1)
+    assert (LEAF, "10.8.0.2") not in capacities_of(flows, now, probes)
+    found = plan(flows, probes, floor=0.0)
+    spines = [one.hops[1] for one in found.chosen if one]
+    assert spines.count("10.8.1.2") == 0 and len(spines) == 2, spines
+    idle = [replace(one, waits=(100.0, 100.0)) for one in flows]
+    assert capacities_of(idle, now, probes) == {}, "a link that is not full may have nothing to carry"

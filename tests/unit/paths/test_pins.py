@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ncclwatch.errors import UsageError
-from ncclwatch.paths.pins import Connect, Listen, plan_text
+from ncclwatch.paths.pins import Connect, Listen, Roce, plan_text
 
 
 def test_the_text_is_what_the_library_reads() -> None:
@@ -20,3 +20,10 @@ def test_nonsense_is_refused(pin: Connect) -> None:
 def test_a_plan_that_would_be_cut_is_refused() -> None:
     with pytest.raises(UsageError, match="too long"):
         plan_text([], [Connect(0, "10.0.0.1", 1, 1)] * 4000)
+
+
+def test_ports_of_roce_are_taken_in_turns() -> None:
+    text = plan_text([], [], [Roce(1, "10.0.0.2", (50000, 50007))])
+    assert text == "ncclwatch-path-pins 1\nroce 1 10.0.0.2 50000 50007\n"
+    with pytest.raises(UsageError, match="none of RoCE"):
+        plan_text([], [], [Roce(1, "10.0.0.2", (40000,))])

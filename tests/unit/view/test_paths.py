@@ -9,9 +9,8 @@ import pytest
 
 from ncclwatch.dashboard.paths_page import paths_text
 from ncclwatch.model.network import FlowRecord, SocketFacts
-from ncclwatch.paths.bottlenecks import Load
+from ncclwatch.model.paths import Load, SeenPath
 from ncclwatch.paths.measured import as_planned, plan
-from ncclwatch.paths.probed import SeenPath
 from ncclwatch.report.paths_svg import BLUE, GREY, RED, paths
 from ncclwatch.text import width
 from ncclwatch.view.frame import FlowRow, Frame, View

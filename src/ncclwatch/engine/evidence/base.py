@@ -123,6 +123,8 @@ class FactKind(StrEnum):
     """A port has counted errors or signs of loss since watching began; ``value`` is how many."""
     PATH_DEAD = "path dead"
     """Nothing that is sent on it is acknowledged."""
+    PATH = "path"
+    """Something is wrong with the path of flows; ``value``: the part of the time of communication that it costs at most."""
     RETRYING = "retrying"
     """Something was lost on a connection and is sent again; ``value``: within so many seconds it may still come through."""
     FLOW_TROUBLE = "flow trouble"

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.alignment import Entries, line_up
 from ncclwatch.collect.ledger import ALIKE, Ledger, Signature
-from ncclwatch.engine.alignment import Entries, line_up, rows_of
 from ncclwatch.engine.edges import End, Wait, Why
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source
-from ncclwatch.engine.job import Group, Job, Member, launched
+from ncclwatch.engine.job import Group, Job, Member, launched, rows_of
 from ncclwatch.engine.transfers import Column, Transfers
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import OperationRef

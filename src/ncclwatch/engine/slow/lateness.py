@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.alignment import line_up
 from ncclwatch.collect.ledger import Ledger
-from ncclwatch.engine.alignment import line_up, rows_of
 from ncclwatch.engine.connections import is_hidden
-from ncclwatch.engine.job import Job
+from ncclwatch.engine.job import Job, rows_of
 from ncclwatch.engine.slow.cadence import Cadence
 from ncclwatch.engine.slow.detect import ENOUGH, LEAST_RATIO, SlowDown
 

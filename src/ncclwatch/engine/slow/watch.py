@@ -176,6 +176,12 @@ class SlowWatch:
             return verdict
         return explain.verdict(job, watch.standing, topology)
 
+    def pace(self, job: Job) -> tuple[float | None, float | None]:
+        """Seconds of an iteration of a job, and the part of it that is lost; ``None`` where not known."""
+        iterations = self._watch_of(job).iterations
+        slow = iterations.slow_down()
+        return (slow.mean_s, slow.lost_share) if slow is not None else (iterations.duration, None)
+
     def settles(self, job: Job, verdict: Verdict, heard_s: Mapping[str, float]) -> bool:
         """Whether few samples do: the job runs as ever, by calls up to ``heard_s`` (by host) and enough samples, or rests."""
         watch = self._watch_of(job)

@@ -50,8 +50,9 @@ def test_sources_are_unique_and_facts_are_of_the_kinds_that_they_say() -> None:
         assert all(fact.text for fact in facts if fact.kind is not FactKind.LOST), source
         blind += source.coverage(case)
         silent += [type(source).__name__] if not facts else []
-    # Nothing is open in the network, no call or work request was recorded, and the only connection ends at no rank of this job.
-    assert silent == ["Proxies", "Calls", "OpenCalls", "SequenceCounts", "WorkRequests"]
+    # Nothing is open in the network, no call or work request was recorded, the only connection ends at no rank of this job, and
+    # nobody probed a path.
+    assert silent == ["Proxies", "Calls", "OpenCalls", "SequenceCounts", "WorkRequests", "Paths"]
     assert "no calls were recorded" in blind and "2 hosts say nothing of their NICs, connections and kernel logs" in blind
 
 

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.collect.ledger import ALIKE, UNCOUNTED, UNLIKE, Ledger, Signature
-from ncclwatch.engine.job import Group
 
 COMPARED = 64
 """Bound: newest operations that are compared with those of a partner."""
@@ -95,12 +94,6 @@ class Entries:
         """Of one communicator: the operation that a rank has not called yet; ``None`` where it is not in line."""
         found = self.ends[(self.ranks == rank) & self.aligned]
         return int(found[0]) if len(found) else None
-
-
-def rows_of(group: Group, ledger: Ledger) -> dict[int, int]:
-    """Rank in a communicator → its row in the ledger, of those that have one."""
-    rows = ((rank, ledger.row(member.info, own)) for rank, (member, own) in group.members.items())
-    return {rank: row for rank, row in rows if row is not None}
 
 
 def line_up(ledger: Ledger, groups: Sequence[Mapping[int, int]]) -> Entries:
