@@ -50,6 +50,7 @@ from ncclwatch.messaging.bus_keys import access, add_user, write_tenants
 from ncclwatch.messaging.limits import FormatError
 from ncclwatch.messaging.protocol import NeedKey
 from ncclwatch.messaging.writer import BatchWriter
+from ncclwatch.simulate.observe import HOST_PREFIX
 from ncclwatch.simulate.records import Observer
 from ncclwatch.simulate.run import simulate
 from ncclwatch.simulate.scenario import load
@@ -59,7 +60,7 @@ OF = 49
 STOPS_AT = 3
 """The look from which on a process of the first job is stopped."""
 SLOW = Path(__file__).parent.parent / "scenarios" / "s1-slow-gpu.toml"
-SLOW_FROM_S, SLOW_ITERATIONS = 60.0, 260
+SLOW_NODES, SLOW_FROM_S, SLOW_ITERATIONS = 4, 60.0, 260
 TENANT = "crowd"
 CONCURRENT = 128
 """Agents that connect, or speak, before the server is waited for."""
@@ -262,12 +263,11 @@ class Crowd:
         return said
 
 
-def tenant(folder: Path, nodes: int) -> tuple[NatsServer, dict[str, bytes]]:
+def tenant(folder: Path, nodes: list[str]) -> tuple[NatsServer, dict[str, bytes]]:
     """A server with an account of agents, each of which has a key that is bound to its node; and the seeds."""
     add_user(folder / "tenants", TENANT, "engine", "engine")
     seeds = {}
-    for number in range(nodes):
-        node = f"node{number}"
+    for node in nodes:
         secret, _ = add_user(folder / "tenants", TENANT, node, "agent", node=node)
         seeds[node] = secret.read_bytes().strip()
     write_tenants(folder / "tenants")
@@ -310,9 +310,10 @@ class Run:
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self.args, self.folder = args, folder
         self.nodes = args.ranks // EACH
-        self.server, seeds = tenant(folder, self.nodes)
+        # Nodes of the simulator's job are called as the simulator calls them.
+        slow = [f"{HOST_PREFIX}{number}" for number in range(SLOW_NODES)]
+        self.server, seeds = tenant(folder, slow + [f"agent{number}" for number in range(self.nodes - SLOW_NODES)])
         self.server.start()
-        slow = [f"node{number}" for number in range(4)]
         self.crowd = Crowd(args.ranks, self.server.port, seeds, slow)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.stopped_at = self.slow_at = 0.0

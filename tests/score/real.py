@@ -58,12 +58,13 @@ SLOW_BY_THEMSELVES = frozenset(
 
 
 class Transport(StrEnum):
-    """Between the ranks of one host, while hosts are joined by sockets; ``verbs`` is InfiniBand between all ranks, which only the
-    guest has (vm/slow.py).
+    """Between the ranks of one host, while hosts are joined by sockets; ``p2p``: by NVLink; ``verbs`` is InfiniBand between all
+    ranks, which only the guest has (vm/slow.py).
     """
 
     SOCKET = "socket"
     SHM = "shm"
+    P2P = "p2p"
     VERBS = "verbs"
 
 
@@ -119,7 +120,8 @@ class Outcome:
 
 def as_played(scenario: Scenario, nccl: str, transport: Transport) -> Scenario:
     """The scenario as the testbed plays it: that release, that transport, messages that two cores can move."""
-    network = replace(scenario.network, nccl=nccl, intra_node="shm" if transport is Transport.SHM else "net", net="socket")
+    inside = str(transport) if transport in (Transport.SHM, Transport.P2P) else "net"
+    network = replace(scenario.network, nccl=nccl, intra_node=inside, net="socket")
     played = replace(scenario, network=network)
     return as_testbed_runs(fitted(replace(played, expect=_expectation(played))))
 
@@ -133,7 +135,7 @@ def _expectation(scenario: Scenario) -> Expectation:
     struck = {fault.rank for fault in scenario.faults if fault.kind in ON_A_LINK}
     if not struck:
         return expect
-    shared = scenario.network.intra_node == "shm"
+    shared = scenario.network.intra_node in ("shm", "p2p")
     if shared:
         struck = {int(r) for rank in struck for r in ranks_of_node(layout, node_of(layout, rank))}
     near = {int(r) for role in ROLES if role != "world" for g in groups(layout, role) if struck & set(g.tolist()) for r in g}
@@ -174,13 +176,13 @@ def obstacle(scenario: Scenario, nccl: str, transport: Transport) -> str:
         return f"{scenario.layout.world} ranks: simulation only"
     if seen.loss or seen.late_fraction:
         return "lost and late records: simulation only"
-    if scenario.network.intra_node == "p2p":
-        return "NVLink: the testbed has network and shared memory only"
+    if scenario.network.intra_node == "p2p" and transport is not Transport.P2P:
+        return "NVLink: with --transport p2p"
     if any(f.kind is FaultKind.INIT_MISSING and f.rank == 0 for f in scenario.faults):
         return "rank 0 makes the id that all others wait for outside NCCL: without it nobody enters NCCL at all"
     played = as_played(scenario, nccl, transport)
     on_the_network = any(f.kind in (FaultKind.PROXY_STALL, FaultKind.PROXY_SLEEP) for f in scenario.faults)
-    if transport is Transport.SHM and on_the_network and len(plan(played).hosts) == 1:
+    if transport in (Transport.SHM, Transport.P2P) and on_the_network and len(plan(played).hosts) == 1:
         return "no proxy is involved within one host"
     return "; ".join(plan(played, links=True).unsupported)
 
@@ -227,6 +229,8 @@ class OwnLines:
 
     iterations: tuple[tuple[float, float], ...] = ()
     stalled: str = ""
+    chosen: tuple[str, ...] = ()
+    """What NCCL chose by itself, where it was left to it (:meth:`testbed.play.Play.chosen`)."""
 
 
 @dataclass(slots=True)
@@ -393,7 +397,7 @@ def record(
             came, watcher = late
             recordings.append((Attach.POST_HANG, watcher.stop(), came))
         pace = tuple((round(took, 4), round(ended, 4)) for took, ended in played.iterations(0).tolist())
-        own = OwnLines(pace, played.stalled())
+        own = OwnLines(pace, played.stalled(), played.chosen())
     for attach, recording, since in recordings:
         recording.own = own
         if run.save_to:

@@ -112,6 +112,7 @@ class Job:
     command (nsenter and its options) that starts the ranks of one host in namespaces of their own (netns.py).
     `algorithm` and `protocol` become NCCL_ALGO (Tree of AllReduce alone, which no other collective has) and NCCL_PROTO; with
     another protocol than Simple, NCCL decides by itself which Send/Recv go by LL. `as_nccl_likes` leaves all of that to NCCL.
+    `nvlinks`: so many join every GPU to an NVSwitch of its host; transport is then "p2p", and NCCL itself says how far it goes.
     `wait_for` says what starting waits for: "running" (all ranks have finished an iteration), "ready" (all have their
     communicators) or "nothing".
     """
@@ -136,15 +137,17 @@ class Job:
         algorithm: str = "Ring",
         protocol: str = "Simple",
         as_nccl_likes: bool = False,
+        nvlinks: int = 0,
         wait_for: WaitFor = "running",
         start_timeout: float = 120,
     ) -> None:
         self.nccl = nccl
         self.ranks = ranks
         self.shape = shape
-        self.hosts = _hosts(ranks, transport, hosts)
+        self._transport = transport if not nvlinks else "p2p"
+        self._nvlinks = nvlinks
+        self.hosts = _hosts(ranks, self._transport, hosts)
         self.library = library(nccl)
-        self._transport = transport
         self._env = (_tuned(nccl, algorithm, protocol) if not as_nccl_likes else _AS_NCCL_LIKES) | dict(env or {})
         self._wrap = list(wrap)
         self._python = list(python)
@@ -349,7 +352,9 @@ class Job:
         if self._transport != "ib":
             env["NCCL_NET"] = "Socket"
         if self._transport == "p2p":
-            env |= {"TESTBED_P2P": "1", "NCCL_P2P_LEVEL": "SYS"}  # the made-up GPUs hang at no common switch
+            env["TESTBED_P2P"] = "1"
+            # Without NVLinks the made-up GPUs hang at no common switch.
+            env |= {"TESTBED_NVLINK": str(self._nvlinks)} if self._nvlinks else {"NCCL_P2P_LEVEL": "SYS"}
         for name, value in self._env.items():
             if value is None:
                 env.pop(name, None)
@@ -471,6 +476,7 @@ def main() -> int:
     parser.add_argument("--algorithm", choices=("Ring", "Tree"), default="Ring")
     parser.add_argument("--protocol", choices=("LL", "LL128", "Simple"), default="Simple")
     parser.add_argument("--as-nccl-likes", action="store_true", help="set no algorithm and no protocol: NCCL chooses by itself")
+    parser.add_argument("--nvlinks", type=int, default=0, help="NVLinks of each GPU to an NVSwitch of its host")
     parser.add_argument("extra", nargs="*", help="further options of the program, after --")
     arguments = parser.parse_args()
 
@@ -495,6 +501,7 @@ def main() -> int:
         algorithm=arguments.algorithm,
         protocol=arguments.protocol,
         as_nccl_likes=arguments.as_nccl_likes,
+        nvlinks=arguments.nvlinks,
         wait_for="ready",
     )
     try:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.simulate.testbed import HarnessAction, TestbedPlan
+from testbed.choices import LOG, chosen
 from testbed.cpu_share import CpuShare
 from testbed.job import Job, JobError
 from testbed.netns import Network
@@ -88,6 +89,9 @@ class Play:
             count=made.count,
             iterations=made.iterations,
             extra=[*made.options, "--time", "--gate", *extra],
+            nvlinks=made.nvlinks,
+            as_nccl_likes=made.as_nccl_likes,
+            env=LOG if made.as_nccl_likes else {},
             wait_for="nothing",
         )
         self.first_iteration: float | None = None
@@ -140,6 +144,11 @@ class Play:
             if (found := _STALLED.match(line)) is not None
         ]
         return told[-1] if told else ""
+
+    def chosen(self) -> tuple[str, ...]:
+        """What NCCL chose by itself, as its own log says: ``AllReduce Ring/LL``; empty where the plan left it no choice."""
+        found = chosen(self.job.log(0)) if self.made.as_nccl_likes else []
+        return tuple(sorted({f"{one.collective or '?'} {one.algorithm}/{one.protocol}" for one in found}))
 
     def iterations(self, rank: int) -> NDArray[np.float64]:
         """Of each finished iteration of a rank: seconds it took and when it ended; shape (n, 2)."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +17,7 @@ from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.target import hostconn
 from ncclwatch.target.image import load_snapshot, record_snapshot
 from ncclwatch.target.session import TargetProcess
-from testbed.job import Job, available
+from testbed.job import Job, available, has_secret_memory
 from testbed.test_diagnose_faults import VICTIM, judge, wait_until_it_stands
 from testbed.test_diagnose_job import judge_frozen, look, opened
 
@@ -144,3 +147,17 @@ def test_a_snapshot_keeps_flags_and_no_data(tmp_path: Path) -> None:
     assert recorded.communicators == live.communicators
     assert any(c.tail for c in recorded.communicators[0].host_connections)
     assert (tmp_path / "ll.ncw").stat().st_size < 200_000
+
+
+@pytest.mark.skipif(not has_secret_memory(), reason="no secret memory (memfd_secret)")
+def test_a_gpu_that_stalls_over_nvlink_is_no_rest() -> None:
+    """Nothing in the host's memory tells which: but that the job may hang is said, and why nobody is named."""
+    extra = ("--fault", f"stall_gpu:rank={VICTIM},at=20", "--pause-us", "1000")
+    with Job("2.27.5", 4, "allreduce", nvlinks=4, count=20_000, as_nccl_likes=True, extra=extra, wait_for="nothing") as job:
+        job.wait_line(VICTIM, "gpu stalled", 60)
+        wait_until_it_stands(job, creation=False)
+        command = [sys.executable, "-m", "ncclwatch", "diagnose", "--json", *map(str, job.pids)]
+        said = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=120).stdout)
+    assert (said["class"], said["culprits"]) == ("unknown", []), said
+    assert "hides whether an operation is open" in said["summary"]
+    assert any("P2P/NVLink" in line for line in said["unobserved"])

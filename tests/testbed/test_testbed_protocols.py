@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from testbed.choices import LOG, PROTOCOLS, chosen, not_covered
-from testbed.job import VERSIONS, Job, available
+from testbed.job import VERSIONS, Job, available, has_secret_memory
 from testbed.test_testbed_correctness import finish
 
 pytestmark = pytest.mark.attach
@@ -94,3 +94,40 @@ def test_what_nccl_likes_by_itself(version: str, hosts: tuple[int, ...]) -> None
     assert min(choice.nbytes for choice in choices) == 8
     assert {(choice.algorithm, choice.protocol) for choice in choices} >= CHOSEN[hosts], choices
     assert set(not_covered(choices)) >= NEVER[hosts], choices
+
+
+LINKED = {
+    (4,): ({("Ring", "LL"), ("Ring", "LL128"), ("Ring", "Simple")}, {"Tree/LL", "Tree/LL128", "Tree/Simple"}),
+    (2, 2): ({("Ring", "LL"), ("Ring", "Simple"), ("Tree", "LL")}, {"Ring/LL128", "Tree/LL128"}),
+}
+"""By hosts: what every release chooses by itself where four NVLinks join each GPU to a switch of its host, and what none does."""
+SHORT = ("2.27.5", (4,))
+
+
+@pytest.mark.skipif(not has_secret_memory(), reason="no secret memory (memfd_secret)")
+@pytest.mark.parametrize(
+    ("release", "hosts"),
+    [
+        pytest.param(release, hosts, marks=[pytest.mark.long] * ((release, hosts) != SHORT))
+        for release in PLAYED
+        for hosts in LINKED
+    ],
+)
+def test_what_nccl_likes_on_nodes_with_nvlink(release: str, hosts: tuple[int, ...]) -> None:
+    """LL128 for messages of a mebibyte: connections are P2P/IPC then, because NCCL found the links itself."""
+    if not available(release):
+        pytest.skip(f"NCCL {release} is not in the cache")
+    env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING,INIT,GRAPH,P2P"}
+    with Job(
+        release, 4, "sizes", hosts=hosts, iterations=1, count=1 << 19, verify=True, env=env,
+        as_nccl_likes=True, nvlinks=4, wait_for="nothing",
+    ) as job:  # fmt: skip
+        finish(job)
+        log = job.log(0)
+    assert "NVS/0" in log and "via P2P/IPC" in log and "via SHM" not in log
+    choices = chosen(log)
+    if release == SILENT:
+        return
+    wanted, never = LINKED[hosts]
+    assert {(choice.algorithm, choice.protocol) for choice in choices} >= wanted, choices
+    assert set(not_covered(choices)) >= never, choices

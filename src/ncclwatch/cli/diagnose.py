@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _EARLY_S = 0.2
 _HARD_EVIDENCE = frozenset({VerdictClass.STOPPED, VerdictClass.DEAD, VerdictClass.ERROR})
 _NOTHING_WRONG = frozenset({VerdictClass.RUNNING, VerdictClass.IDLE})
+_MOVES = frozenset({VerdictClass.RUNNING})
 
 Series = list[Sequence[ProcessSample]]
 """One sequence of samples, in time order, per process."""
@@ -184,7 +185,9 @@ def judge(
         if files_only:
             return engine(list(recorded), 0.0), problems + watch.problems
         counted = lambda: count is not None and count.answered  # noqa: E731
-        verdicts = settle(engine, read, wait=wait, interval=interval, began=began, counted=counted, sleep=rest)
+        verdicts = settle(
+            engine, read, wait=wait, interval=interval, began=began, counted=counted, sleep=rest, shows_all=_shows_what_is_open
+        )
         return verdicts, problems + watch.problems
 
 
@@ -219,6 +222,13 @@ def _engine(complete_hosts: Sequence[str], network: NetworkMemory) -> Engine:
     return engine
 
 
+def _shows_what_is_open(series: Series) -> bool:
+    """Whether memory of the host shows every operation that is open: what GPUs write to each other directly it does not show."""
+    from ncclwatch.engine.connections import is_hidden
+
+    return not any(is_hidden(own) for samples in series if samples for own in samples[-1].communicators)
+
+
 def _is_counted(verdict: Verdict) -> bool:
     """Whether something is stuck in the middle of an operation, and its work requests show it."""
     return verdict.verdict_class is VerdictClass.HARDWARE and "wire" in verdict.planes
@@ -232,6 +242,7 @@ def settle(
     interval: float,
     began: float | None = None,
     counted: Callable[[], bool] = lambda: False,
+    shows_all: Callable[[Series], bool] = lambda _: True,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Verdict]:
@@ -239,6 +250,7 @@ def settle(
 
     ``read`` reads once more and returns everything read so far; ``began``: when it was first read. Certain is: the culprit is
     stopped, dead or in error; from the second interval on also that progress was seen or nothing is open, since iterations pause.
+    Without ``shows_all`` (what was read shows whatever is open) the latter says nothing.
     Standing still becomes an accusation only after ``wait``, or once requests were ``counted`` while it stands: that something is
     stuck in the middle of an operation need then not be taken from the time it takes. ``sleep`` may wake earlier.
     """
@@ -249,7 +261,8 @@ def settle(
         series = read()
         verdicts = engine(series, wait)
         whole = due >= interval
-        certain = _HARD_EVIDENCE | _NOTHING_WRONG if whole else _HARD_EVIDENCE
+        well = _NOTHING_WRONG if shows_all(series) else _MOVES
+        certain = _HARD_EVIDENCE | well if whole else _HARD_EVIDENCE
         if all(verdict.verdict_class in certain for verdict in verdicts):
             return verdicts
         if whole and clock() - began >= wait:

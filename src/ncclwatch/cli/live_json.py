@@ -1,11 +1,12 @@
 """``attach --json``: one object a line, each with a ``type``; a line is complete when it is written, and written at once.
 
-Types: ``attached`` (first line), ``rank`` (one per process and sample), ``call`` (with ``--calls``), ``verdict`` (when one begins
-to stand, or changes), ``answer`` (a verdict somebody asked for), ``recovery`` (it stands no longer), ``process`` (started, ended,
-replaced, unreadable), ``loss``, ``nic`` (a NIC at every sample: one that the job uses or that counted errors, others when they
-change), ``link-event`` (a link went up or down), ``flow`` (a connection over a network that is in trouble), ``work`` (a window of
-work requests or of a socket: of a connection, a port or a peer of a rank), ``kernel-log`` (a line about GPUs or NICs), ``note``
-(something in words), ``overhead`` (every ten seconds), ``end`` (last line). Times are seconds since the epoch.
+Types: ``attached`` (first line), ``rank`` (one per process and sample), ``call`` (with ``--calls``), ``verdict`` (when one
+begins to stand, or changes), ``answer`` (a verdict somebody asked for), ``recovery`` (it stands no longer), ``unsolved`` (a
+standstill of which nobody can be named lasts, or is over), ``process`` (started, ended, replaced, unreadable), ``loss``,
+``nic`` (a NIC at every sample: one that the job uses or that counted errors, others when they change), ``link-event`` (a link
+went up or down), ``flow`` (a connection over a network that is in trouble), ``work`` (a window of work requests or of a
+socket: of a connection, a port or a peer of a rank), ``kernel-log`` (a line about GPUs or NICs), ``note`` (something in
+words), ``overhead`` (every ten seconds), ``end`` (last line). Times are seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ncclwatch import __version__
 from ncclwatch.cli.flows_text import flow_json
 from ncclwatch.cli.output import emit_json, flush, plain
+from ncclwatch.cli.unsolved import Unsolved
 from ncclwatch.collect.functions import function
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.model.events import Flag, Kind
@@ -38,6 +40,7 @@ class JsonSurface:
         self._records = 0
         self._next_overhead = 0.0
         self._nics: dict[NicKey, bool] = {}
+        self._unsolved = Unsolved()
 
     def attached(self, session: Session) -> None:
         """Say what is watched, by which planes, and what could not be."""
@@ -64,12 +67,7 @@ class JsonSurface:
             self._write("loss", lost=update.newly_lost, total=update.lost)
         for window in update.windows or ():
             self._write("rank", **window_json(window))
-        for verdict in update.told:
-            self._write("verdict", verdict=verdict.to_json())
-        for verdict in update.answers:
-            self._write("answer", verdict=verdict.to_json())
-        for recovery in update.recoveries:
-            self._write("recovery", id=recovery.verdict.id, duration_s=recovery.duration_s, verdict=recovery.verdict.to_json())
+        self._verdicts(update)
         now = time.monotonic()
         if update.windows is not None and now >= self._next_overhead:
             self._next_overhead = now + OVERHEAD_EVERY_S
@@ -77,6 +75,16 @@ class JsonSurface:
             if overhead is not None:
                 self._write("overhead", **plain(overhead))
         flush()
+
+    def _verdicts(self, update: Update) -> None:
+        for verdict in update.told:
+            self._write("verdict", verdict=verdict.to_json())
+        for verdict in update.answers:
+            self._write("answer", verdict=verdict.to_json())
+        if (found := self._unsolved.take(update)) is not None:
+            self._write("unsolved", duration_s=found.seconds, over=found.over, verdict=found.verdict.to_json())
+        for recovery in update.recoveries:
+            self._write("recovery", id=recovery.verdict.id, duration_s=recovery.duration_s, verdict=recovery.verdict.to_json())
 
     def _network(self, update: Update) -> None:
         for link in update.links:

@@ -12,6 +12,7 @@ from ncclwatch.cli.flows_text import name as flow_name
 from ncclwatch.cli.live import planes_line
 from ncclwatch.cli.network_text import kernel_line, link_line, nic_line, worth_showing
 from ncclwatch.cli.output import emit, flush
+from ncclwatch.cli.unsolved import Unsolved
 from ncclwatch.collect.batch import Change
 from ncclwatch.model.network import FlowRecord, FlowState, NicKey, NicRecord
 from ncclwatch.text import Style, clean, duration, ranges, rate, size
@@ -36,6 +37,7 @@ class LogSurface:
         self._nics: dict[NicKey, NicRecord] = {}
         self._errors: dict[NicKey, int] = {}
         self._flows: dict[str, FlowState] = {}
+        self._unsolved = Unsolved()
 
     def attached(self, session: Session) -> None:
         """Say what is watched."""
@@ -74,6 +76,7 @@ class LogSurface:
             self._line(f"RECOVERED: NCCL moves again after {duration(recovery.duration_s)}; it was: {was}")
         for verdict in update.told:
             self._verdict(verdict)
+        self._tell_unsolved(update)
         for verdict in update.answers:
             self._verdict(verdict, "asked: ")
         if update.windows and time.monotonic() >= self._next_summary:
@@ -89,6 +92,15 @@ class LogSurface:
         verdict = f"verdict stands: {clean(stands.summary, 300)}" if stands else "no verdict stands"
         self._line(f"end: {reason or 'interrupted'}; {verdict}")
         flush()
+
+    def _tell_unsolved(self, update: Update) -> None:
+        """Say that the job stands and nobody is named, and that this is over."""
+        if (found := self._unsolved.take(update)) is None:
+            return
+        if found.over:
+            self._line(f"the standstill in which nobody was named is over after {duration(found.seconds)}")
+        else:
+            self._verdict(found.verdict)
 
     def _verdict(self, verdict: Verdict, before: str = "") -> None:
         for i, line in enumerate(verdict_lines(verdict, self._style)):

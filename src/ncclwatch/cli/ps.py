@@ -21,13 +21,15 @@ def ps(as_json: JsonOption = False) -> None:
     from ncclwatch.target.process import run_state
 
     seen = survey()
-    found = sorted((process.info for process in seen.found), key=labels.sort_key)
+    processes = sorted(seen.found, key=lambda process: labels.sort_key(process.info))
+    found, others = [process.info for process in processes], [[binary.path for binary in process.others] for process in processes]
     states = [run_state(info.pid) for info in found]
     if as_json:
-        emit_json([{**plain(info), "pid": info.pid, "run_state": state} for info, state in zip(found, states, strict=True)])
+        told = zip(found, others, states, strict=True)
+        emit_json([{**plain(info), "pid": info.pid, "other_libraries": more, "run_state": state} for info, more, state in told])
         return
     if found:
-        for line in table(found, states):
+        for line in table(found, others, states):
             emit(line)
     else:
         note("no NCCL process found on this node")
@@ -35,8 +37,10 @@ def ps(as_json: JsonOption = False) -> None:
         note(f"{seen.unreadable} processes are closed to this user: run as root to see whether they use NCCL")
 
 
-def table(found: Sequence[ProcessInfo], states: Sequence[str]) -> list[str]:
-    """Aligned lines, heading first; columns that say nothing about any process are left out."""
+def table(found: Sequence[ProcessInfo], others: Sequence[Sequence[str]], states: Sequence[str]) -> list[str]:
+    """Aligned lines, heading first; columns that say nothing about any process are left out. ``others``: paths of further NCCL
+    libraries in the process, of which calls are seen and memory is not read.
+    """
     rows = [
         (
             str(info.pid),
@@ -46,9 +50,11 @@ def table(found: Sequence[ProcessInfo], states: Sequence[str]) -> list[str]:
             labels.run_state(state),
             str(info.pid_in_target) if info.pid_in_target not in (None, info.pid) else "",
             clean(info.container_id, 12).rstrip("…"),
-            ("static: " if info.statically_linked else "") + clean(Path(info.library).name, 40),
+            ("static: " if info.statically_linked else "")
+            + clean(Path(info.library).name, 40)
+            + (f" +{len(more)}" if more else ""),
             labels.command(info, 80),
         )
-        for info, state in zip(found, states, strict=True)
+        for info, more, state in zip(found, others, states, strict=True)
     ]
     return columns(_HEADER, rows, right=(0, 1, 2, 5))

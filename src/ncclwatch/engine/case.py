@@ -6,7 +6,7 @@ made of it last (:mod:`ncclwatch.engine.verdict`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -266,11 +266,11 @@ SOURCES: tuple[Source, ...] = (
 class Known:
     """What is known about the jobs besides their samples.
 
-    ``patience``: how long nothing must have moved before a rank is accused on the evidence of waits alone (``None``: no time at
-    all); ``creation_patience_s``: the same for the creation of a communicator, at least as long as those who wait in it were seen
-    to need before they came (``prepared``, seconds by process). ``complete_hosts``: hosts on which every NCCL
-    process was looked at. ``silent``: (communicator's hash, rank in it) of ranks whose node has fallen silent: they are not seen,
-    which says nothing of them.
+    ``patience``: how long nothing must have moved before a rank is accused on the evidence of waits alone (``None``: no time
+    at all); ``creation_patience_s``: the same for the creation of a communicator, at least as long as those who wait in it
+    were seen to need before they came (``prepared``, seconds by process). ``complete_hosts``: hosts on which every NCCL
+    process was looked at. ``silent``: (communicator's hash, rank in it) of ranks whose node has fallen silent: they are not
+    seen, which says nothing of them. ``failed``: processes that ended by a signal or with a status other than 0.
     """
 
     patience: Patience | None = None
@@ -278,6 +278,7 @@ class Known:
     prepared: dict[ProcessKey, float] = field(default_factory=dict)
     complete_hosts: Collection[str] = frozenset()
     silent: Collection[tuple[int, int]] = frozenset()
+    failed: Set[ProcessKey] = frozenset()
     ledger: Ledger | None = None
     """What the calls plane recorded."""
     orders: Orders | None = None

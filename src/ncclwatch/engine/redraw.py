@@ -190,6 +190,8 @@ def ring_before(case: Case) -> Iterator[Wait]:
 def _may_wait_inside(case: Case) -> Iterator[tuple[Member, bool]]:
     """Of ranks at which the waits end the idle ones, and those that have begun nothing of what they show; which of the two."""
     for sink in case.sinks:
+        if sink.is_cycle and not any(is_begun(case.job, wait) for wait in sink.inside):  # All of them wait somewhere else.
+            yield from ((case.job.member(node.index), False) for node in sink.nodes if isinstance(node, RankNode))
         member = sink.member
         if member is not None and not member.halted and all(_gpu_not_begun(case.job, member, mark) for mark in sink.stalls):
             yield member, not sink.stalls
@@ -216,8 +218,7 @@ def _enough_pairs(waiting: Sequence[int], behind: Sequence[int]) -> list[tuple[i
 
 def _counts(group: Group) -> dict[int, int]:
     """Collectives that each rank has called by NCCL's counts, where those can be compared."""
-    counts = ((rank, launched(member, own)) for rank, (member, own) in group.members.items())
-    return {rank: count for rank, count in counts if count is not None}
+    return {rank: count for rank, (member, own) in group.members.items() if (count := launched(member, own)) is not None}
 
 
 def _counted(case: Case, group: Group, own: int, rank: int, counts: Mapping[int, int]) -> Wait:
@@ -254,12 +255,11 @@ def not_begun(case: Case) -> Iterator[Retraction]:
     """Waits in operations that the waiter has not begun: its GPU has produced nothing, or its data for another operation lies
     unread, or its peer has the same receive open and was not kept by that from the collective. One wait of a cycle stays.
     """
-    job = case.job
     for sink in filter(attrgetter("is_cycle"), case.sinks):
-        idle = [wait for wait in sink.inside if not is_begun(job, wait)]
+        idle = [wait for wait in sink.inside if not is_begun(case.job, wait)]
         at_hand = {wait.target for wait in sink.inside if wait.why is Why.FULL and not wait.key.point_to_point}
         elsewhere = [wait for wait in sink.inside if wait.weak and wait.waiter in at_hand]
-        for doubtful in (idle, elsewhere, _called_later(job, sink)):
+        for doubtful in (idle, elsewhere, _called_later(case.job, sink)):
             if 0 < len(doubtful) < len(sink.inside):
                 yield from map(Retraction, doubtful)
                 break

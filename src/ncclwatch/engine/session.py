@@ -165,18 +165,17 @@ class DiagnosisSession:
             node.silent = False
             self._note(f"{node.name} is heard again")
         node.name, node.interval_s, node.complete, node.finished = batch.host, batch.interval_s, batch.complete, batch.finished
-        if not late:
-            node.heard_ns = now_ns
+        node.heard_ns = node.heard_ns if late else now_ns
         # Below zero: it began anew.
         missed = batch.sequence - node.sequence - 1 if node.sequence >= 0 else 0
-        node.missed += max(missed, 0)
-        node.sequence = batch.sequence
+        node.missed, node.sequence = node.missed + max(missed, 0), batch.sequence
         self._take_calls(node, batch, missed)
         node.planes = batch.planes or node.planes
         node.overhead = batch.overhead or node.overhead
         node.called_ns = None if batch.looked else batch.time_ns
         if batch.looked and not late:
             self._take_look(node, batch)
+        self.diagnosis.known.failed |= {end.key for end in batch.ends if end.signal or end.status}
         pending = self._pending
         pending.changes += batch.changes
         for text in batch.notes:
@@ -248,8 +247,8 @@ class DiagnosisSession:
         for node in heard:
             node.fresh = False
         self._forget_ended_jobs(heard)
-        samples = list(self.samples.values())
-        known = diagnosis.known
+        samples, known = list(self.samples.values()), diagnosis.known
+        known.failed &= self.samples.keys()
         known.silent = frozenset((c.hash, c.rank) for node in silent for s in node.samples.values() for c in s.communicators)
         known.complete_hosts = frozenset(node.name for node in heard if node.complete)
         diagnosis.slow.delays, diagnosis.slow.network = self.network.delays(), self.network

@@ -16,7 +16,7 @@ from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, RankNode
 from ncclwatch.engine.evidence.kernel import Census
 from ncclwatch.engine.graph import Sink, victims_of
 from ncclwatch.engine.job import Group, Member
-from ncclwatch.engine.patience import LONGEST_PATIENCE_S
+from ncclwatch.engine.patience import HANG_FLOOR_S, LONGEST_PATIENCE_S
 from ncclwatch.model.state import Communicator
 from ncclwatch.model.verdict import Culprit, VerdictClass
 
@@ -88,6 +88,8 @@ def _missed(case: Case) -> list[Member]:
         return gone
     needed = {node.index for sink in case.sinks if sink.waits for node in sink.nodes if isinstance(node, RankNode)}
     needed.update(*(case.job.groups[number].ranks for number in case.waits.collectives()))
+    if case.still >= HANG_FLOOR_S:  # Of who waits for it between GPUs nothing is seen: whoever failed is taken to be needed.
+        needed |= {one.index for one in gone if one.info.key in case.known.failed and any(map(is_hidden, one.last.communicators))}
     return [member for member in gone if member.index in needed]
 
 
@@ -202,12 +204,10 @@ def _creation_lines(case: Case, group: Group, found: dict[int, Member]) -> Itera
 
 def pause(case: Case) -> Iterator[Hypothesis]:
     """Nothing moves, but not for long enough to accuse a rank that merely computes, or to say anything by calls."""
-    if case.still >= case.patience_s:
-        return
-    if case.waits.open:
+    if case.still < case.patience_s and case.waits.open:
         cause = Cause.TCP_TRIES if case.patience_s == case.retries_s else Cause.PAUSE
         yield nobody(cause, first_waits(case), seconds=case.patience_s)
-    else:
+    elif case.still < case.patience_s:
         yield from nothing_open(case)
 
 

@@ -55,7 +55,7 @@ class ProcessInfo:
     """A process that carries NCCL.
 
     Ranks are the job's (``RANK`` and the like), not a communicator's; ``rank_source`` names where they came from:
-    an environment variable, or ``"communicator"`` for the largest communicator, or ``""`` when unknown.
+    an environment variable, ``"title"`` for the process's title, ``"communicator"`` for the largest one, ``""`` when unknown.
     ``version`` is (major, minor, patch). ``pid_in_target`` is the pid the process has in its own pid namespace.
     """
 

@@ -23,6 +23,8 @@ INPUT_BYTES = 1 << 18
 """What a micro-batch copies to the device where a copy is slow."""
 LONGEST_PAST = 12
 """Healthy iterations that a job has behind it at most when it is made slow from outside: two cores may take seconds for each."""
+NVLINKS = 4
+"""So many NCCL takes for fast enough to choose LL128 for some sizes, and not for so fast that two cores play many channels."""
 LIMITED_SHARE = 0.02
 """Share of one CPU that limited ranks have together: little enough to show beside ranks that mostly sleep."""
 
@@ -60,6 +62,10 @@ class TestbedPlan:
     options: tuple[str, ...]
     actions: tuple[HarnessAction, ...] = ()
     unsupported: tuple[str, ...] = ()
+    nvlinks: int = 0
+    """How many join each GPU to an NVSwitch of its host; 0: shared memory joins them."""
+    as_nccl_likes: bool = False
+    """Whether NCCL chooses algorithm and protocol, not the scenario."""
 
 
 def fitted(scenario: Scenario) -> Scenario:
@@ -76,8 +82,6 @@ def _unplayable(scenario: Scenario) -> list[str]:
     """What of a scenario's job the testbed's job cannot be, a line each."""
     layout, work, net = scenario.layout, scenario.workload, scenario.network
     unsupported = []
-    if net.intra_node == "p2p":
-        unsupported.append("NVLink: the testbed has network and shared memory only")
     if net.net != "socket":
         unsupported.append("InfiniBand: over sockets on the testbed, over SoftRoCE only in the guest")
     if net.algorithm != "Ring" or net.protocol != "Simple":
@@ -90,7 +94,7 @@ def _unplayable(scenario: Scenario) -> list[str]:
 
 
 def plan(scenario: Scenario, *, links: bool = False) -> TestbedPlan:
-    """Map a scenario to the testbed. Hosts are the scenario's nodes where it goes over shared memory, else one rank a host.
+    """Map a scenario to the testbed. Hosts are the scenario's nodes where those use shared memory or P2P, else one rank a host.
 
     ``links`` says that hosts have links of their own (network namespaces): then faults of a link or a NIC are played on that of
     the rank's host, both ways and with everybody.
@@ -127,7 +131,7 @@ def plan(scenario: Scenario, *, links: bool = False) -> TestbedPlan:
         else:
             options += _fault(fault, scenario, actions, unsupported)
     hosts = (1,) * layout.world
-    if net.intra_node == "shm":
+    if net.intra_node in ("shm", "p2p"):
         nodes = -(-layout.world // layout.ranks_per_node)
         hosts = tuple(len(ranks_of_node(layout, node)) for node in range(nodes))
     return TestbedPlan(
@@ -139,13 +143,14 @@ def plan(scenario: Scenario, *, links: bool = False) -> TestbedPlan:
         options=tuple(options),
         actions=tuple(actions),
         unsupported=tuple(unsupported),
+        nvlinks=NVLINKS if net.intra_node == "p2p" else 0,
     )
 
 
 def as_testbed_runs(scenario: Scenario) -> Scenario:
     """The scenario with the habits of the testbed's job: norm of gradients, a communicator for the gather, merged exchanges.
 
-    Its backward pass takes twice its forward pass, and inside a node it goes over network or shared memory.
+    Its backward pass takes twice its forward pass.
     """
     work = replace(
         scenario.workload,

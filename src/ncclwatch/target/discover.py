@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from ncclwatch.target.maps import PROC, read_maps_text
 from ncclwatch.target.namespaces import container_id
 from ncclwatch.target.process import Ranks
 from ncclwatch.target.resolve import LayoutCache, resolve_layout
+from ncclwatch.target.titles import rank_of_title
 from ncclwatch.target.traits import traits
 
 _MAX_FAMILY = 512
@@ -103,6 +104,21 @@ def examine(pid: int, proc: Path = PROC) -> FoundProcess:
     return next(one for one in _without_shared_ranks(family) if one.info.pid == pid)
 
 
+def each_library(found: FoundProcess) -> Iterator[FoundProcess]:
+    """The process as seen by each NCCL that it has loaded, the one it was found with first; ``info.key`` stays what it is."""
+    binaries = (found.binary, *found.others)
+    for binary in binaries:
+        version = binary.facts.version
+        info = replace(
+            found.info,
+            library=binary.path,
+            version=version.number if version else None,
+            version_source=binary.version_source,
+            statically_linked=binary.statically_linked,
+        )
+        yield replace(found, info=info, binary=binary, others=tuple(one for one in binaries if one is not binary))
+
+
 def layout_of(found: FoundProcess, cache: LayoutCache | None = None) -> Layout:
     """The layout of a process's NCCL; raises :class:`ncclwatch.target.layout.LayoutError` and :class:`TargetError`."""
     with found.binary.open() as elf:
@@ -146,13 +162,16 @@ def _describe(pid: int, binaries: list[NcclBinary], proc: Path) -> FoundProcess:
         environ = process.read_environ(pid, proc)
     except PrivilegeError:
         environ = {}
+    command = process.read_command(pid, proc)
     ranks = process.ranks_from_environ(environ)
+    if ranks.source not in process.OF_THE_RANK and (titled := rank_of_title(command)) is not None:
+        ranks = Ranks(titled, ranks.local_rank if ranks.rank is None else None, None, "title", ranks.job)
     version = binary.facts.version
     info = ProcessInfo(
         key=ProcessKey(process.boot_id(proc), pid, stat.start_time, binary.build_id),
         host=socket.gethostname(),
         name=stat.name,
-        command=process.read_command(pid, proc),
+        command=command,
         library=binary.path,
         version=version.number if version else None,
         version_source=binary.version_source,

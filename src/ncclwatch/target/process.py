@@ -51,7 +51,9 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Ranks that an environment claims; ``source`` is the variable that named the rank (``RANK``), ``job`` tells jobs apart."""
+    """Ranks that an environment or a title claims; ``source``: the variable that named the rank (``RANK``), or ``title``; ``job``
+    tells jobs apart.
+    """
 
     rank: int | None = None
     local_rank: int | None = None
@@ -80,6 +82,8 @@ _RANK_VARIABLES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("FLUX_TASK_RANK", ("FLUX_TASK_LOCAL_ID",), ("FLUX_JOB_SIZE",)),
     ("SLURM_PROCID", ("SLURM_LOCALID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")),
 )
+OF_THE_RANK = frozenset({"RANK", "HOROVOD_RANK"})
+"""Set for each rank by what starts it; the others may be those of a node or a service that starts several."""
 _JOB_VARIABLES = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")
 _MAX_RANK = 1 << 30
 

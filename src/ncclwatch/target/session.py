@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -14,7 +15,7 @@ from ncclwatch.target.commstate import CommState
 from ncclwatch.target.communicators import SearchReport
 from ncclwatch.target.decode import Decoder
 from ncclwatch.target.devconn import CounterPlace, counter_places
-from ncclwatch.target.discover import FoundProcess, examine, layout_of
+from ncclwatch.target.discover import FoundProcess, each_library, examine, layout_of
 from ncclwatch.target.layout import Layout
 from ncclwatch.target.lineflags import blank
 from ncclwatch.target.maps import Mapping
@@ -41,6 +42,7 @@ class TargetProcess:
         self.info: ProcessInfo = found.info
         self.layout = layout
         self.load_bias: int | None = found.binary.bias
+        self._others = tuple(binary.path for binary in found.others)
         self._reader = reader
         self._looks = 0
         self._limits = CpuLimits(reader.pid)
@@ -61,13 +63,32 @@ class TargetProcess:
         # The reader first: it pins the address space, so that an exec during the examination is noticed.
         reader = LiveReader(pid)
         try:
-            found = examine(pid)
-            target = cls(found, layout_of(found), reader, recording=recording)
-            target._prove(found)
+            return cls._open(examine(pid), reader, recording=recording)
         except BaseException:
             reader.close()
             raise
-        return target
+
+    @classmethod
+    def _open(cls, found: FoundProcess, reader: LiveReader, *, recording: bool) -> TargetProcess:
+        """By the first of its libraries that has communicators, else by the first that can be read."""
+        first: TargetProcess | None = None
+        problem: NcclwatchError | None = None
+        for one in each_library(found):
+            try:
+                target = cls(one, layout_of(one), reader, recording=recording)
+                target._prove(one)
+            except TargetGoneError:
+                raise
+            except NcclwatchError as error:
+                problem = problem or error
+                continue
+            if target.communicator_states:
+                return target
+            first = first or target
+        if first is None:
+            assert problem is not None  # noqa: S101 - there is a library, or examine() had raised
+            raise problem
+        return first
 
     @property
     def pid(self) -> int:
@@ -94,6 +115,9 @@ class TargetProcess:
             self._reader.check()
             raise
         self.info = sample.process
+        if self._others:
+            text = f"{len(self._others)} more NCCL in the process, of which calls are seen: {', '.join(self._others[:2])}"
+            sample = replace(sample, unavailable={**sample.unavailable, "communicators of other libraries": text})
         self._pulse.follow(self.decoder.counters)
         return sample
 

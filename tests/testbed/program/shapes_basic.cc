@@ -78,13 +78,17 @@ class Sweep : public World {
   }
 };
 
-// Every collective with messages of 8 bytes, and then of eight times as many each, up to the count: NCCL's choices depend on the size.
+// Every collective with messages of 8 bytes, then of eight times as many each, up to the count, and of half the count: NCCL's choices
+// depend on the size.
 class Sizes : public World {
  public:
   using World::World;
   void iterate(long index) override {
     long salt = index * 1000;
-    for (size_t count = 8 / bytes_of(options_.type); count <= options_.count; count *= 8)
+    std::vector<size_t> counts;
+    for (size_t count = 8 / bytes_of(options_.type); count <= options_.count; count *= 8) counts.push_back(count);
+    counts.push_back(options_.count / 2);
+    for (size_t count : counts)
       for (Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kBroadcast, Kind::kReduce, Kind::kSendRecv, Kind::kAllToAll})
         run_steps(context_, {{{kind, options_.type, {options_.reduction}, count, 0, 1, ++salt}, world_.get()}});
   }

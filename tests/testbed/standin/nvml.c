@@ -1,5 +1,6 @@
 /* libnvidia-ml.so.1 for machines without a GPU: the documented NVML calls that NCCL makes (src/misc/nvmlwrap.cc), describing up to
- * 32 GPUs without NVLink on a made-up PCI bus. It matches what the CUDA stand-in says of the process's own device. */
+ * 32 GPUs on a made-up PCI bus, of which as many NVLinks as TESTBED_NVLINK says (none, if not given) lead to one NVSwitch. It
+ * matches what the CUDA stand-in says of the process's own device. */
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,18 +66,21 @@ nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t first, nvmlDevice_t second, int
   return kSuccess;
 }
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, void* values) { return (void)device, (void)count, (void)values, kNotSupported; }
+/* Links of a GPU by index, all alike. */
+static unsigned has_link(unsigned link) {
+  const char* links = getenv("TESTBED_NVLINK");
+  return links && link < (unsigned)atoi(links);
+}
 nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link, unsigned* active) {
-  (void)device, (void)link;
-  *active = 0;
-  return kNotSupported;
+  (void)device;
+  *active = has_link(link);
+  return *active ? kSuccess : kNotSupported;
 }
 nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned link, int capability, unsigned* result) {
-  (void)device, (void)link, (void)capability;
-  *result = 0;
-  return kNotSupported;
+  (void)device;
+  *result = capability == 0 && has_link(link); /* NVML_NVLINK_CAP_P2P_SUPPORTED */
+  return has_link(link) ? kSuccess : kNotSupported;
 }
-nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned link, void* info) { return (void)device, (void)link, (void)info, kNotSupported; }
-nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned link, void* info) { return (void)device, (void)link, (void)info, kNotSupported; }
 nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, void* info) { return (void)device, (void)info, kNotSupported; }
 nvmlReturn_t nvmlDeviceGetPlatformInfo(nvmlDevice_t device, void* info) { return (void)device, (void)info, kNotSupported; }
 
@@ -93,6 +97,25 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, struct pci_info* info)
   snprintf(info->bus_id_legacy, sizeof info->bus_id_legacy, "0000:%02x:00.0", info->bus);
   snprintf(info->bus_id, sizeof info->bus_id, "00000000:%02x:00.0", info->bus);
   return kSuccess;
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned link, unsigned* type) {
+  (void)device;
+  *type = 2; /* NVML_NVLINK_DEVICE_TYPE_SWITCH; releases after 2.30 ask */
+  return has_link(link) ? kSuccess : kNotSupported;
+}
+/* The switch is in no folder of /sys: NCCL then takes what it finds there for an NVSwitch (ncclTopoGetXmlFromGpu, src/graph/xml.cc). */
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned link, struct pci_info* info) {
+  (void)device;
+  if (!has_link(link)) return kNotSupported;
+  memset(info, 0, sizeof *info);
+  info->bus = 0xc0;
+  snprintf(info->bus_id_legacy, sizeof info->bus_id_legacy, "0000:c0:00.0");
+  snprintf(info->bus_id, sizeof info->bus_id, "00000000:c0:00.0");
+  return kSuccess;
+}
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned link, struct pci_info* info) {
+  return nvmlDeviceGetNvLinkRemotePciInfo(device, link, info);
 }
 
 struct pci_info_ext { /* nvmlPciInfoExt_v1_t */

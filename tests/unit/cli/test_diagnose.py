@@ -33,7 +33,9 @@ class Clock:
         self.now += seconds
 
 
-def settled(classes: Sequence[VerdictClass], *, wait: float = 5.0) -> tuple[list[Verdict], float, list[float]]:
+def settled(
+    classes: Sequence[VerdictClass], *, wait: float = 5.0, shows_all: bool = True
+) -> tuple[list[Verdict], float, list[float]]:
     """What ``settle`` returns when the engine says these classes one after the other; the time it took; patience it asked for."""
     said, patience, clock = list(classes), list[float](), Clock()
 
@@ -41,7 +43,7 @@ def settled(classes: Sequence[VerdictClass], *, wait: float = 5.0) -> tuple[list
         patience.append(patience_s)
         return [Verdict(said.pop(0) if len(said) > 1 else said[0], "made up")]
 
-    verdicts = settle(engine, list, wait=wait, interval=1.0, clock=clock, sleep=clock.sleep)
+    verdicts = settle(engine, list, wait=wait, interval=1.0, shows_all=lambda _: shows_all, clock=clock, sleep=clock.sleep)
     return verdicts, clock.now, patience
 
 
@@ -49,6 +51,13 @@ def settled(classes: Sequence[VerdictClass], *, wait: float = 5.0) -> tuple[list
 def test_that_nothing_is_wrong_is_said_after_an_interval(certain: VerdictClass) -> None:
     verdicts, seconds, _ = settled([certain])
     assert (verdicts[0].verdict_class, seconds) == (certain, 1.0)
+
+
+def test_that_nothing_is_open_is_believed_only_of_transports_that_show_it() -> None:
+    """GPUs that write to each other directly: a hang looks like rest, and what is not known is said after the whole wait."""
+    verdicts, seconds, patience = settled([VerdictClass.IDLE] * 6 + [VerdictClass.UNKNOWN], shows_all=False)
+    assert (verdicts[0].verdict_class, seconds, patience[-1]) == (VerdictClass.UNKNOWN, 5.0, 0.0)
+    assert settled([VerdictClass.RUNNING], shows_all=False)[1] == 1.0
 
 
 @pytest.mark.parametrize("certain", [VerdictClass.STOPPED, VerdictClass.DEAD, VerdictClass.ERROR])

@@ -80,7 +80,7 @@ def test_nothing_of_a_target_reaches_the_terminal_as_a_command() -> None:
     operation = replace(send(1, sent=60, done=56, produced=64), collective=EVIL, net_name=EVIL, protocol=EVIL, algorithm=EVIL)
     pending = PendingOperation(0xA1, Direction.SEND, 28, 0, 1, 24, EVIL, EVIL)
     sample = look(operation, process=info, communicators=(comm,), pending=(pending,), unavailable={EVIL: EVIL}, truncated=(EVIL,))
-    for line in [*process_lines(sample, Style(enabled=False)), *table([info], [EVIL])]:
+    for line in [*process_lines(sample, Style(enabled=False)), *table([info], [[EVIL]], [EVIL])]:
         assert line.isprintable(), line
 
 
@@ -144,7 +144,12 @@ def test_words_are_pids_or_files(tmp_path: object, monkeypatch: pytest.MonkeyPat
 
 
 def test_ps_table_leaves_out_what_says_nothing() -> None:
-    lines = table([process(0, 4), replace(process(1, 4), rank=None, world_size=None)], ["S", "T"])
+    lines = table([process(0, 4), replace(process(1, 4), rank=None, world_size=None)], [[], []], ["S", "T"])
     assert lines[0].split() == ["PID", "RANK", "NCCL", "STATE", "LIBRARY", "COMMAND"]
     assert lines[1].split() == ["1000", "0/4", "2.27.5", "sleeping", "libnccl.so.2", "train"]
     assert lines[2].split() == ["1001", "-", "2.27.5", "stopped", "libnccl.so.2", "train"]
+
+
+def test_ps_counts_further_libraries_of_a_process() -> None:
+    lines = table([process(0, 4)], [["/opt/framework/libnccl.so.2"]], ["S"])
+    assert "libnccl.so.2 +1" in lines[1]

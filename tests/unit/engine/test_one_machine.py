@@ -6,6 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.engine.session import DiagnosisSession
+from ncclwatch.model.failure import ProcessEnd
+from ncclwatch.model.state import Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.simulate.scenario import (
     Expectation,
@@ -21,6 +25,7 @@ from ncclwatch.simulate.scenario import (
 from ncclwatch.simulate.wire import RecordSet
 from score.cases import Case
 from score.diagnosers import Ncclwatch
+from unit.synthetic import Rank, communicator
 
 FIRST_PID = 10_000
 
@@ -97,3 +102,21 @@ def test_who_left_a_call_out_is_named_by_its_habit() -> None:
     skip = Fault(FaultKind.SKIP, 5, iteration=12, role="tp")
     verdict = said(machine(Layout(tp=4, pp=2), skip, nccl="2.21.5"))
     assert (verdict.verdict_class, ranks(verdict)) == (VerdictClass.NOT_ENTERED, [5])
+
+
+@pytest.mark.parametrize(("wait_status", "verdict_class"), [(11, VerdictClass.DEAD), (0, VerdictClass.UNKNOWN)])
+def test_who_was_killed_amid_what_all_had_called_is_named(wait_status: int, verdict_class: VerdictClass) -> None:
+    """Neither calls nor counts tell, and memory shows nothing: that a signal ended it does. Who ended by itself may be done."""
+    pair = [Rank(rank, 2, (communicator(rank, 2, transport=Transport.P2P),), host="node0").looks()[0] for rank in (0, 1)]
+    session, verdicts = DiagnosisSession(), list[Verdict]()
+    for second in range(12):
+        at_ns = second * 10**9
+        alive, other = (replace(sample, time_ns=at_ns, wall_ns=at_ns) for sample in pair)
+        end = ProcessEnd(other.process.key, "node0", 1, at_ns, at_ns, 0, 1, wait_status)
+        batch = NodeBatch(host="node0", boot_id="boot", sequence=second, time_ns=at_ns, wall_ns=at_ns, looked=True)
+        batch.samples = (alive, other if second < 2 else other.ended(at_ns, at_ns))
+        batch.ends = (end,) if second == 2 else ()
+        session.feed(batch)
+        verdicts = list(session.judge(at_ns).verdicts)
+    assert verdicts[0].verdict_class is verdict_class, verdicts[0].summary
+    assert ranks(verdicts[0]) == ([1] if verdict_class.accuses else [])

@@ -66,3 +66,35 @@ def test_a_rank_that_is_behind_its_peer_is_named_although_the_peer_waits_too() -
     """The cut link explains rank 0's wait, not that rank 1 has not called what rank 0 has."""
     verdict = said((6, 5), cut=True)
     assert 1 in {c.rank for c in verdict.culprits}
+
+
+def two_nodes(called: tuple[int, int]) -> list[Rank]:
+    """Two nodes of two ranks. Rank 0 waits for rank 2 across the network; ranks 1 and 3, beside them by NVLink, have called an
+    operation across it too that neither GPU has begun. ``called``: AllReduces that ranks 2 and 3 have called on one of their
+    communicators inside the node; on another they have called as many.
+    """
+    open_ = {"posted": 8, "received": 0, "delivered": 0, "consumed": 0}
+    data = [communicator(rank, 2, comm_hash=DATA) for rank in (0, 1)]
+    other = [communicator(rank, 2, comm_hash=PIPE) for rank in (0, 1)]
+    inside = [replace(tensor(rank, count), hash=TENSOR + 1) for rank, count in zip((0, 1), called, strict=True)]
+    level = [replace(tensor(rank, 9), hash=TENSOR + 2, address=TENSOR + 2) for rank in (0, 1)]
+    unbegun = [(send(peer, sent=0, done=0, produced=0, comm_hash=PIPE), recv(peer, comm_hash=PIPE, **open_)) for peer in (1, 0)]
+    begun = (send(1, sent=4, done=4, produced=4, comm_hash=DATA), recv(1, comm_hash=DATA, **open_))
+    return [
+        Rank(0, 4, (tensor(0, 6), data[0]), begun),
+        Rank(1, 4, (tensor(1, 6), other[0]), unbegun[0]),
+        Rank(2, 4, (level[0], inside[0], data[1])),
+        Rank(3, 4, (level[1], inside[1], other[1]), unbegun[1]),
+    ]
+
+
+def test_an_operation_that_nobody_has_begun_is_no_cycle() -> None:
+    """Ranks 1 and 3 wait for each other in it, and for others before it: rank 3 for rank 2, which has called less than it."""
+    verdict = diagnose(looks(two_nodes((5, 6)), 8))
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED, verdict.summary
+    assert [culprit.rank for culprit in verdict.culprits] == [2]
+
+
+def test_ranks_that_have_called_as_much_are_not_told_apart_by_it() -> None:
+    verdict = diagnose(looks(two_nodes((6, 6)), 8))
+    assert not {1, 3} & {culprit.rank for culprit in verdict.culprits}, verdict.summary

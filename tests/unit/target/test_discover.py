@@ -173,6 +173,28 @@ def test_workers_of_a_daemon_do_not_have_its_rank(tmp_path: Path, library: Path)
     assert ranks(proc) == {51: None, 52: None} and inspect_process(51, proc).rank is None
 
 
+def test_workers_of_an_inference_server_have_the_rank_of_their_title(tmp_path: Path, library: Path) -> None:
+    """SGLang under srun, one task a node: SLURM_PROCID is the node's, and in the environment of all."""
+    titles = {51: "sglang::scheduler_TP0_EP0", 52: "sglang::scheduler_TP1_EP1"}
+    workers = [FakeProcess(pid, parent=50, environ=SLURM, libraries=[library], command=(title,)) for pid, title in titles.items()]
+    proc = write_proc(tmp_path / "proc", [FakeProcess(50, environ=SLURM), *workers])
+    assert ranks(proc) == {51: 0, 52: 1}
+    info = inspect_process(52, proc)
+    assert (info.rank, info.world_size, info.rank_source) == (1, None, "title")
+
+
+def test_replicas_with_equal_titles_are_told_apart_by_their_communicators(tmp_path: Path, library: Path) -> None:
+    workers = [FakeProcess(pid, parent=50, libraries=[library], command=("VLLM::Worker_TP0",)) for pid in (51, 52)]
+    proc = write_proc(tmp_path / "proc", [FakeProcess(50), *workers])
+    assert ranks(proc) == {51: None, 52: None}
+
+
+def test_what_torchrun_says_comes_before_a_title(tmp_path: Path, library: Path) -> None:
+    environ = {"RANK": "3", "WORLD_SIZE": "4"}
+    worker = FakeProcess(51, environ=environ, libraries=[library], command=("ray::Trainer_rank_7.train",))
+    assert ranks(write_proc(tmp_path / "proc", [worker])) == {51: 3}
+
+
 def test_forked_helpers_leave_their_parent_its_rank(tmp_path: Path, library: Path) -> None:
     rank = FakeProcess(50, environ=SLURM, libraries=[library], command=("python", "train.py"))
     workers = [FakeProcess(pid, parent=50, environ=SLURM, libraries=[library], command=rank.command) for pid in (51, 52)]

@@ -1,0 +1,224 @@
+"""The quick scenarios with NCCL's own choice of algorithm and protocol, over NVLink inside nodes and sockets between them.
+
+    python -m score.nccl_choice --save FOLDER          # root: plays them, a minute each, and judges each recording once
+    python -m score.nccl_choice --save FOLDER --again  # judges what lies there as the engine judges now
+
+Releases and message sizes take turns. What can be seen of each fault was written down before (:mod:`score.observable`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from ncclwatch.errors import NcclwatchError
+from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.simulate.layout import node_of
+from ncclwatch.simulate.scenario import Scenario, ScoreClass, load_all
+from ncclwatch.simulate.testbed import plan
+from ncclwatch.store.replay import Recordings
+from score.observable import GPU, why_hidden
+from score.real import Attach, Outcome, OwnLines, Recording, Roster, Run, Saved, Transport, as_played, obstacle, record
+from score.scoring import Tally
+from score.stalls import where_it_stalled
+from score.table import REAL, grid
+from testbed.job import JobError, build
+
+RELEASES = ("2.21.5", "2.25.1", "2.27.5", "2.29.2", "2.32.3")
+"""Two of them (2.25.1, 2.29.2) are outside the tests' list. 2.19.3 writes no log of its choices."""
+PLAYED = (
+    "quick-clean", "quick-stop", "quick-kill", "quick-crash", "quick-init", "quick-never-enters", "quick-never-enters-pipeline",
+    "quick-skip", "quick-other-operation", "quick-gpu-stall", "quick-proxy-stall", "quick-slow-loader", "quick-slow-gpu",
+)  # fmt: skip
+NODES = (4, 2)
+"""Ranks of a node: one node of four, two of two."""
+SIZES = ((8, 8), (1 << 16, 4 << 20), (1 << 20, 16 << 20))
+"""Bytes of activations and of gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One collector's recording of one job, judged. ``hidden``: why the fault cannot be seen, empty where it can."""
+
+    scenario: str
+    nccl: str
+    ranks_per_node: int
+    nbytes: tuple[int, int]
+    attach: str
+    chosen: tuple[str, ...]
+    score_class: str
+    hidden: str
+    right: bool
+    said: str
+    named: tuple[int, ...]
+    innocents: tuple[int, ...]
+    last: str
+    summary: str
+    note: str = ""
+
+    @property
+    def as_expected(self) -> bool:
+        """Right where the fault shows; elsewhere nobody innocent, and of a job that stands ``unknown``."""
+        if not self.hidden:
+            return self.right
+        hangs = not self.score_class.startswith("S")
+        return not self.innocents and (self.right or not hangs or self.last == VerdictClass.UNKNOWN)
+
+
+def cast(scenario: Scenario, ranks_per_node: int, nbytes: tuple[int, int], nccl: str) -> Scenario:
+    """The scenario on such nodes with messages of these sizes, as the testbed plays it."""
+    small, large = nbytes
+    played = as_played(replace(scenario, layout=replace(scenario.layout, ranks_per_node=ranks_per_node)), nccl, Transport.P2P)
+    work = replace(played.workload, tp_bytes=small, pp_bytes=small, cp_bytes=small, ep_bytes=small, dp_bytes=large)
+    expect = played.expect
+    if any(fault.kind in GPU for fault in played.faults):
+        # Which of those that NVLink joins does not get on lies in GPU memory: they may be named together (as in score.drawn).
+        near = {node_of(played.layout, rank) for rank in expect.ranks}
+        others = {rank for rank in range(played.layout.world) if node_of(played.layout, rank) in near} - set(expect.ranks)
+        expect = replace(expect, also=tuple(sorted(others | set(expect.also))))
+    name = f"{scenario.name}-{ranks_per_node}-a-node-{small}-{large}"
+    return replace(played, name=name, workload=work, expect=expect)
+
+
+def choose(scenarios: Sequence[Scenario], releases: Sequence[str]) -> Iterator[tuple[Scenario, str, int, tuple[int, int]]]:
+    """What is played: each scenario on each kind of node that can play it, releases and sizes by turns."""
+    turns = zip(itertools.cycle(SIZES), itertools.cycle(releases), strict=False)
+    for scenario, ranks_per_node in itertools.product(scenarios, NODES):
+        on_nodes = replace(scenario, layout=replace(scenario.layout, ranks_per_node=ranks_per_node))
+        if not obstacle(on_nodes, releases[0], Transport.P2P):
+            nbytes, nccl = next(turns)
+            yield scenario, nccl, ranks_per_node, nbytes
+
+
+def play(scenario: Scenario, nccl: str, ranks_per_node: int, nbytes: tuple[int, int], save_to: str) -> list[Judged]:
+    """Play one job, watched from the start and by who comes once it hangs; slow and healthy ones from the start alone."""
+    played = cast(scenario, ranks_per_node, nbytes, nccl)
+    hangs = not played.expect.score_class.quiet and not str(played.expect.score_class).startswith("S")
+    attaches = (
+        (Attach.LIVE, Attach.POST_HANG) if hangs and played.expect.score_class is not ScoreClass.INIT_HANG else (Attach.LIVE,)
+    )
+    run = Run(played, nccl, Transport.P2P, attaches, save_to=save_to)
+    outcome = Outcome(run)
+    made = replace(plan(played, links=True), as_nccl_likes=True)
+    found = []
+    for attach, recording, since in record(run, played, made, outcome):
+        stalled = recording.own.stalled if recording.own else ""
+        found.append(judge(where_it_stalled(played, stalled), recording, since, run, attach, nbytes, outcome.note))
+    return found
+
+
+def again(folder: Path, scenarios: Mapping[str, Scenario]) -> Iterator[Judged]:
+    """Judge the recordings of a folder anew."""
+    for line in (folder / "results.jsonl").read_text("utf-8").splitlines():
+        before = json.loads(line)
+        ranks_per_node, (small, large) = before["ranks_per_node"], before["nbytes"]
+        base = scenarios[before["scenario"].split(f"-{ranks_per_node}-a-node-")[0]]
+        played = cast(base, ranks_per_node, (small, large), before["nccl"])
+        attach = Attach(before["attach"])
+        run = Run(played, before["nccl"], Transport.P2P, (attach,), save_to=str(folder))
+        saved = Saved.load(run.path(attach))
+        own = OwnLines(tuple(saved.iterations), saved.stalled, tuple(before["chosen"]))
+        with Recordings([run.path(attach)]) as recordings:
+            recording = Recording([batch for _, _, batch in recordings.batches()], own)
+        scenario = where_it_stalled(played, saved.stalled)
+        yield judge(scenario, recording, saved.since, run, attach, (small, large), before["note"])
+
+
+def judge(
+    scenario: Scenario, recording: Recording, since: float, run: Run, attach: Attach, nbytes: tuple[int, int], note: str
+) -> Judged:
+    """Judge a recording."""
+    tally, last = Tally(scenario, Roster(scenario, recording), "ncclwatch"), list[Verdict]()
+    for moment, verdicts in recording.said():
+        tally.hear(verdicts, moment - since)
+        last = verdicts or last
+    result = tally.result()
+    return Judged(
+        scenario=run.scenario.name, nccl=run.nccl, ranks_per_node=scenario.layout.ranks_per_node, nbytes=nbytes,
+        attach=str(attach), chosen=recording.own.chosen if recording.own else (), score_class=str(result.score_class),
+        hidden=why_hidden(scenario, run.nccl, attach), right=result.right, said=result.said, named=tuple(result.named),
+        innocents=result.innocents, last=str(last[0].verdict_class) if last else "",
+        summary=result.summary or (last[0].summary if last else ""), note=note,
+    )  # fmt: skip
+
+
+def tables(judged: Sequence[Judged]) -> str:
+    """By what NCCL chose and what joins the ranks: of faults that show how many were right, of others how many ``unknown``."""
+    rows: dict[tuple[str, str], list[Judged]] = defaultdict(list)
+    for one in judged:
+        pairs = ", ".join(sorted({choice.split()[-1] for choice in one.chosen})) or "none yet"
+        rows["one node, NVLink" if one.ranks_per_node == 4 else "two nodes, NVLink and sockets", pairs].append(one)
+    cells = [[joined, pairs, *_counts(part)] for (joined, pairs), part in sorted(rows.items())] + [["all", "", *_counts(judged)]]
+    head = (
+        "ranks on", "algorithm/protocol chosen", "releases", "shows: right", "hidden: as it should be", "healthy: silent",
+        "innocents named",
+    )  # fmt: skip
+    out = [f"NCCL's own choices; {REAL}", "", *grid(head, cells, markdown=True), ""]
+    for one in judged:
+        if not one.as_expected or one.note:
+            why = f"hidden ({one.hidden})" if one.hidden else "shows"
+            said = f"said {one.said or one.last or 'nothing'} {list(one.named)}: {one.summary}"
+            out.append(f"- {one.scenario} [{one.nccl} {one.attach}] {why}; {said} {one.note}".rstrip())
+    return "\n".join(out) + "\n"
+
+
+def _counts(part: Sequence[Judged]) -> list[str]:
+    healthy = [one for one in part if one.score_class == ScoreClass.CLEAN]
+    faults = [one for one in part if one not in healthy]
+    shown, hidden = [one for one in faults if not one.hidden], [one for one in faults if one.hidden]
+    releases = ", ".join(sorted({one.nccl for one in part}))
+    return [releases, *map(_share, (shown, hidden, healthy)), str(sum(bool(one.innocents) for one in part))]
+
+
+def _share(those: Sequence[Judged]) -> str:
+    return f"{sum(one.as_expected for one in those)}/{len(those)}" if those else "-"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status 0 when every job was played."""
+    parser = argparse.ArgumentParser(prog="score.nccl_choice", description="Score ncclwatch where NCCL chooses by itself.")
+    parser.add_argument("--nccl", default=",".join(RELEASES), help="releases, by turns")
+    parser.add_argument("--only", default="", help="only scenarios whose name contains this")
+    parser.add_argument("--save", type=Path, required=True, help="folder for the recordings and results")
+    parser.add_argument("--again", action="store_true", help="play nothing: judge what lies there")
+    options = parser.parse_args(arguments)
+    scenarios = {scenario.name: scenario for scenario in load_all(Path(__file__).resolve().parent.parent / "scenarios", "")}
+    if options.again:
+        print(tables(list(again(options.save, scenarios))))
+        return 0
+    if os.geteuid() != 0:
+        print("real runs need root: memory of other processes is read, and probes are attached", file=sys.stderr)
+        return 1
+    options.save.mkdir(parents=True, exist_ok=True)
+    releases = options.nccl.split(",")
+    for nccl in releases:
+        build(nccl)
+    judged, failed = list[Judged](), 0
+    results = options.save / "results.jsonl"
+    for scenario, nccl, ranks_per_node, nbytes in choose([scenarios[n] for n in PLAYED if options.only in n], releases):
+        what = f"{scenario.name} [{nccl}, {ranks_per_node} a node, {nbytes[0]} and {nbytes[1]} bytes]"
+        try:
+            found = play(scenario, nccl, ranks_per_node, nbytes, str(options.save.resolve()))
+        except (JobError, NcclwatchError, OSError) as error:
+            failed += 1
+            print(f"{what}: not played: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+            continue
+        judged += found
+        with results.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(one)) + "\n" for one in found)
+        for one in found:
+            word = "as it should be" if one.as_expected else "WRONG"
+            print(f"{what} {one.attach}: {word}: {one.said or one.last} {list(one.named)}", file=sys.stderr, flush=True)
+    print(tables(judged))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
