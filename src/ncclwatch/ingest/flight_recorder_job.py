@@ -27,6 +27,8 @@ from ncclwatch.model.state import Communicator, Direction, PeerInfo, ProcessInfo
 
 COUNTED = "a collective"
 """What the counts of a rank are of: a dump numbers collectives of all kinds together."""
+LATE_NS = 600 * 10**9
+"""Chosen: a watchdog writes its dump within so long of the timeout that it reports; a file that is newer was copied."""
 ALL_TAKE_PART = (Function.ALL_REDUCE, Function.ALL_GATHER, Function.REDUCE_SCATTER, Function.ALL_TO_ALL)
 """Collectives that end on no rank before all have called them."""
 DEFAULT_GROUP = "default_pg"
@@ -172,6 +174,12 @@ class FlightJob:
         return newest, max(newest + 1, min(written, expires) if expires > newest else written)
 
     @property
+    def dated(self) -> bool:
+        """Whether the files' times can be those of the dumps: else nothing says that the waits had lasted."""
+        written, expires = (max((times(one) for one in self.ranks), default=0) for times in (_written, _expires))
+        return written <= expires + LATE_NS
+
+    @property
     def waited_s(self) -> float:
         """How long nothing had moved when the job was dumped."""
         return (self.moments[1] - self.moments[0]) / 1e9
@@ -280,6 +288,14 @@ class FlightJob:
         events["flags"], events["comm"], events["comm_hash"] = Flag.COMM_READ, group.address, group.hash
         events["rank"], events["nranks"] = group.places[one.rank], len(group.ranks)
         return events
+
+
+def _written(one: RankDump) -> int:
+    return one.written_ns
+
+
+def _expires(one: RankDump) -> int:
+    return one.expires_ns
 
 
 def host_of(rank: int) -> str:

@@ -30,6 +30,9 @@ sure it is that those are at fault who are together in an operation that does no
 """
 CROSSED = 0.6
 """Chosen: how sure it is that who is at fault has called in another order: a GPU may have more than one operation begun."""
+UNDATED = 0.4
+"""Chosen: how sure it is where the files do not even say that the waits had lasted."""
+NOT_DATED = "how long the waits had lasted: the files are newer than a watchdog's dump would be, so they were copied"
 NOT_BEGUN = "which of its open operations each GPU is in: the oldest is taken for it (TORCH_NCCL_ENABLE_TIMING tells)"
 NO_DUMP = "stopped, ended, cut off, or not asked"
 FRAMES = 2
@@ -208,6 +211,8 @@ def _nobody(job: FlightJob, verdict: Verdict) -> Verdict:
     if 2 * len(job.missing) > len(job.world):
         return _too_few(job, verdict, waiting)
     if not job.missing and job.waited_s >= LASTED_S:
+        if not job.dated:
+            verdict = replace(verdict, confidence=UNDATED, unobserved=(NOT_DATED, *verdict.unobserved))
         if crossed := circle(job):
             return _crossed(job, verdict, crossed)
         if found := end_of_waits(job):
@@ -248,7 +253,8 @@ def _crossed(job: FlightJob, verdict: Verdict, crossed: Sequence[tuple[int, Open
     )  # fmt: skip
     others = {one.rank for one in job.ranks if any(job.is_open(one, part.rows) for part in job.parts[one.rank])} - set(ranks)
     return replace(
-        verdict, verdict_class=VerdictClass.DEADLOCK, culprits=culprits, victims=tuple(sorted(others)), confidence=CROSSED,
+        verdict, verdict_class=VerdictClass.DEADLOCK, culprits=culprits, victims=tuple(sorted(others)),
+        confidence=min(verdict.confidence or CROSSED, CROSSED),
         summary=f"{_ranks(sorted(ranks))} wait for each other: they have called operations of several groups in different orders",
         operation=culprits[0].operation, communicator=culprits[0].communicator, evidence=(*evidence, *verdict.evidence),
         unobserved=(NOT_BEGUN, *verdict.unobserved),

@@ -423,3 +423,13 @@ def test_one_dump_of_many_tells_what_its_rank_waits_in(tmp_path: Path) -> None:
         "the oldest open operation of rank 0 is AllReduce #5 of process group 3 (dp)"
     )
     assert any("train.py:10" in line for line in verdict.evidence)
+
+
+@pytest.mark.parametrize(("after_s", "sure"), [(700, 0.6), (3 * 86_400, 0.4)])
+def test_copied_files_make_an_end_of_waits_less_sure(tmp_path: Path, after_s: int, sure: float) -> None:
+    folder = stuck_in_a_column().write(tmp_path)
+    for file in folder.iterdir():
+        os.utime(file, (BEGAN / SECOND + after_s,) * 2)
+    verdict = judged(folder)
+    assert (verdict.verdict_class, verdict.confidence) == (VerdictClass.HARDWARE, sure)
+    assert any("so they were copied" in line for line in verdict.unobserved) == (sure < 0.6)
