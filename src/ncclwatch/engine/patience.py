@@ -119,8 +119,9 @@ def _wait_kinds(case: Case) -> set[WaitKind]:
 
 
 def _is_young(group: Group) -> bool:
-    """Whether it has launched too little for anything to be usual."""
-    counts = [own.op_count for _, own in group.members.values() if own.op_count is not None]
+    """Whether it has launched too little for anything to be usual. From 2.26 on ``opCount`` stays 0 where no proxy takes part."""
+    held = [own for _, own in group.members.values() if own.op_count is not None]
+    counts = [max(own.op_count or 0, sum(own.sequence_numbers.values())) for own in held]
     return bool(counts) and max(counts) < YOUNG_OPERATIONS
 
 

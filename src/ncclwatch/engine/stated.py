@@ -97,7 +97,11 @@ def _ended_ranks(case: Case) -> dict[AbsentNode, Sink]:
     """Ranks that were not observed and have ended, that others wait for, or, if none are, of a collective that stands still."""
     job = case.job
     unseen = {node: sink for sink in case.sinks if not sink.is_cycle and isinstance(node := sink.nodes[0], AbsentNode)}
-    standing = [group for number in sorted(case.waits.collectives()) if len((group := job.groups[number]).members) < group.nranks]
+    # Of whom waits end at nothing more is seen: it may wait in any communicator that it holds.
+    ends = (sink.member for sink in case.sinks if sink.member is not None)
+    held = {group.id for member in ends for group, _ in job.held_by(member)} - case.waits.collectives()
+    needed = [job.groups[number] for numbers in (case.waits.collectives(), held) for number in sorted(numbers)]
+    standing = [group for group in needed if len(group.members) < group.nranks]
     if not unseen and not standing:
         return {}
     census = Census.of(job, case.known.complete_hosts)
@@ -136,6 +140,8 @@ def _victims(case: Case, halted: Sequence[Member], ends: Sequence[Sink], suspect
     """Who waits for them: everybody in a collective that stands still with one of them does in the end."""
     victims = victims_of(ends) | peers(case.job, suspects)
     indices, missing = {member.index for member in halted}, {suspect.group for suspect in suspects if suspect.index is None}
+    stuck = {sink.member.index for sink in case.sinks if sink.member is not None}
+    victims |= {index for number in missing for index in stuck & case.job.groups[number].ranks.keys()}
     for number in case.waits.collectives():
         if number in missing or not indices.isdisjoint(case.job.groups[number].ranks):
             victims |= case.job.groups[number].ranks.keys()

@@ -248,6 +248,23 @@ def test_shared_memory_alone_names_the_rank_that_leaves_data_unread() -> None:
     assert {0, 3} <= set(verdict.victims), "who comes after it finds nothing to read"
 
 
+def test_who_has_sent_more_in_shared_memory_than_it_has_read_is_in_the_operation() -> None:
+    """As read from a real job (2.29.2) whose GPU stalled: each has begun by sending a part of its own, four steps."""
+    steps = {(0, 1): (44, 52), (1, 2): (40, 48), (2, 3): (44, 44), (3, 0): (48, 48)}
+    ranks = []
+    for rank in range(4):
+        following, previous = (rank + 1) % 4, (rank - 1) % 4
+        ends = (
+            shared(Direction.RECV, previous, *steps[previous, rank]),
+            shared(Direction.SEND, following, *steps[rank, following]),
+        )
+        own = replace(communicator(rank, 4, transport=Transport.SHM), host_connections=ends)
+        ranks.append(Rank(rank, 4, (own,), host="node0"))
+    verdict = diagnose(looks(ranks))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.HARDWARE, [2])
+    assert "in the middle of the operation" in verdict.summary
+
+
 def test_shared_memory_at_rest_is_idle() -> None:
     verdict = diagnose(looks(shared_ring(late=9)))
     assert verdict.verdict_class is VerdictClass.IDLE

@@ -9,9 +9,9 @@ import pytest
 
 from ncclwatch.engine.case import Known
 from ncclwatch.engine.diagnose import diagnose
-from ncclwatch.model.state import Communicator, PeerInfo, ProxyOperation
+from ncclwatch.model.state import Communicator, Direction, PeerInfo, ProxyOperation
 from ncclwatch.model.verdict import Verdict, VerdictClass
-from unit.synthetic import Rank, communicator, looks, recv, send
+from unit.synthetic import Rank, communicator, looks, recv, send, shared
 
 TENSOR, DATA, OTHER = 0xC1, 0xC2, 0xC3
 
@@ -71,6 +71,24 @@ def test_one_that_is_missing_on_a_host_that_was_seen_whole_has_ended(called: boo
     assert verdict.verdict_class is VerdictClass.DEAD
     assert [(culprit.comm_rank, culprit.observed) for culprit in verdict.culprits] == [(1, False)]
     assert verdict.victims == (0, 2)
+
+
+def test_who_ended_is_missed_where_waits_end_at_a_rank_that_shares_a_communicator_with_it() -> None:
+    """As read from a real job (2.25.1) in shared memory: rank 1 was killed, which rank 3 waits for. That shows nowhere; data of
+    rank 2 lies unread for it.
+    """
+    ends = (shared(Direction.SEND, 1, 48, 52), shared(Direction.RECV, 0, 48, 52))
+    between = [replace(pair(DATA, own, (2, 3), one_host=True), host_connections=(ends[own],)) for own in (0, 1)]
+    ranks = [
+        Rank(2, 4, (between[0],), host="node"),
+        Rank(3, 4, (between[1], pair(TENSOR, 1, (1, 3), one_host=True)), host="node"),
+    ]
+    verdict = diagnose(looks(ranks, count=8), Known(complete_hosts=frozenset({"node"})))
+    assert verdict.verdict_class is VerdictClass.DEAD
+    assert [(culprit.comm_rank, culprit.observed) for culprit in verdict.culprits] == [(0, False)]
+    assert verdict.victims == (3,)
+    # Where hosts were not seen whole it may well run.
+    assert said(ranks) == (VerdictClass.NOT_ENTERED, [3])
 
 
 @pytest.mark.parametrize("called", (True, False))

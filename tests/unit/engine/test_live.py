@@ -158,6 +158,20 @@ def test_first_operations_get_a_longer_floor_but_no_immunity() -> None:
     assert accused is not None and 10 <= accused <= 12
 
 
+def test_operations_that_only_the_counts_by_kind_tell_are_no_first_ones() -> None:
+    """NCCL 2.26 and later leave ``opCount`` at 0 where everything goes through shared memory."""
+    live, accused = LiveDiagnosis(Known(Patience(5))), None
+    for number, samples in enumerate(rounds(30, run_state="S")):
+        old = [
+            replace(s, communicators=tuple(replace(c, op_count=0, sequence_numbers={"AllReduce": 156}) for c in s.communicators))
+            for s in samples
+        ]
+        if live.update(old).verdict_class.accuses:
+            accused = number
+            break
+    assert accused is not None and 5 <= accused <= 7
+
+
 @pytest.mark.parametrize("link", [(1, 2), (2, 1), (0, 1), None])
 def test_a_link_whose_sockets_try_again_is_given_their_time(link: tuple[int, int] | None) -> None:
     """TCP waits twice as long each time: a link that only loses much stands still for more than five seconds."""
