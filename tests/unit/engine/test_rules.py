@@ -127,7 +127,7 @@ HELD_BY = {
         "tests/unit/engine/test_calls.py::test_what_was_recorded_before_a_loss_proves_nothing",
     ),
     "ended-behind": (
-        "tests/unit/engine/test_dropped_operations.py::test_one_that_is_missing_on_a_host_that_was_seen_whole_has_ended",
+        "tests/unit/engine/test_dropped_operations.py::test_a_rank_beside_one_that_was_seen_to_end_waits_for_it",
         "tests/unit/engine/test_dropped_operations.py::test_beside_one_that_was_not_observed_nobody_is_accused",
     ),
     "left-out": (

@@ -307,7 +307,7 @@ def test_flows_are_drawn_on_what_probes_told_and_crowds_stand_beside_the_verdict
         assert main.run(["report", str(tmp_path / "flows"), "-o", str(tmp_path / "page"), *words]) == 0
         pages.append((tmp_path / "page").read_text())
     told, untold = pages
-    assert "it was not weighed" in told and told.count("2 flows cross 10.0.0.254 → 10.8.0.2") == 2 and "#c01c28" in told
+    assert "by probes of paths:" in told and told.count("2 flows cross 10.0.0.254 → 10.8.0.2") == 2 and "#c01c28" in told
     assert "Paths of flows" in untold and "2 flows cross" not in untold and "was not asked" in untold
     Page(told)
     assert main.run(["report", str(stuck), "-o", str(tmp_path / "page"), "--paths", str(stuck)]) == 2
