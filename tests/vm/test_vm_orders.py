@@ -101,7 +101,8 @@ def test_that_nobody_takes_completions_is_said(soft_roce: Fabric) -> None:
         print(*verdicts[0].evidence, verdicts[0].summary, sep="\n")
         assert [culprit.rank for culprit in verdicts[0].culprits] == [VICTIM], verdicts[0]
         told = [line for line in lines_of(verdicts[0]) if line.startswith(f"rank {VICTIM} ")]
-        assert any(str(Shows.NOT_RECEIVED) in line for line in told), verdicts[0]
+        # Which it is depends on where the proxy was when it fell asleep.
+        assert any(str(one) in line for one in (Shows.NOT_RECEIVED, Shows.NOT_TAKEN) for line in told), verdicts[0]
 
 
 @pytest.mark.timeout(600)
