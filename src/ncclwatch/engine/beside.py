@@ -6,7 +6,7 @@ None of it names anybody, and only what concerns the ranks named is told.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
@@ -124,19 +124,19 @@ PATH_CLASSES = NETWORK_CLASSES - {VerdictClass.ERROR, VerdictClass.HARDWARE} | {
 """Verdicts that paths of flows can explain, or beside which they are worth knowing: a job whose flows collide runs."""
 
 
-def add_paths(case: Case, verdict: Verdict, pace: tuple[float | None, float | None]) -> Verdict:
-    """The verdict with what is wrong with the paths of the job's flows, and what that costs; its id stays. ``pace``: seconds of
-    an iteration, and the part of it that is lost against the healthy past.
+def add_paths(case: Case, verdict: Verdict, pace_of: Callable[[Job], tuple[float | None, float | None]]) -> Verdict:
+    """The verdict with what is wrong with the paths of the job's flows, and what that costs; its id stays. ``pace_of`` tells of a
+    job the seconds of an iteration, and the part of it that is lost against the healthy past; asked only where paths are wrong.
     """
     facts = case.facts.of(FactKind.PATH, PathFact) if verdict.verdict_class in PATH_CLASSES else ()
     if not facts:
         return verdict
-    first, lines = facts[0], [f"{fact.text}{_price(fact.value, *pace)}" for fact in facts[:MAX_LINES]]
+    first, pace = facts[0], pace_of(case.job)
     steps = dict.fromkeys(fact.finding.step for fact in facts[:MAX_LINES])
     return replace(
         verdict, summary=f"{verdict.summary}; {first.finding.trouble}, {first.subject}{_price(first.value, *pace)}",
-        evidence=(*verdict.evidence, *lines), next_steps=(*steps, *verdict.next_steps),
-        planes=tuple(dict.fromkeys((*verdict.planes, "nic"))),
+        evidence=(*verdict.evidence, *(f"{fact.text}{_price(fact.value, *pace)}" for fact in facts[:MAX_LINES])),
+        next_steps=(*steps, *verdict.next_steps), planes=tuple(dict.fromkeys((*verdict.planes, "nic"))),
     )  # fmt: skip
 
 

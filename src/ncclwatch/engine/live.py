@@ -107,7 +107,7 @@ class LiveDiagnosis:
         known.conflicts.forget({number for job, _ in judged for number in job.groups})
         topologies = [learned.topology for learned in self.namer.jobs]
         each = ((job, self.slow.judge(job, verdict, topologies, self._stage_of)) for job, verdict in judged)
-        self.judged = [(job, add_paths(Case(job, known), verdict, self.slow.pace(job))) for job, verdict in each]
+        self.judged = [(job, add_paths(Case(job, known), verdict, self.slow.pace)) for job, verdict in each]
         self.verdicts = self._named(self.judged)
         if self._asked:
             self._asked = False

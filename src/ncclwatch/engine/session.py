@@ -247,8 +247,8 @@ class DiagnosisSession:
         for node in heard:
             node.fresh = False
         self._forget_ended_jobs(heard)
-        samples, known = list(self.samples.values()), diagnosis.known
-        known.failed &= self.samples.keys()
+        present, known = self.samples, diagnosis.known
+        samples, known.failed = list(present.values()), known.failed & present.keys()
         known.silent = frozenset((c.hash, c.rank) for node in silent for s in node.samples.values() for c in s.communicators)
         known.complete_hosts = frozenset(node.name for node in heard if node.complete)
         diagnosis.slow.delays, diagnosis.slow.network = self.network.delays(), self.network

@@ -98,10 +98,9 @@ def _ended_ranks(case: Case) -> dict[AbsentNode, Sink]:
     job = case.job
     unseen = {node: sink for sink in case.sinks if not sink.is_cycle and isinstance(node := sink.nodes[0], AbsentNode)}
     # Of whom waits end at nothing more is seen: it may wait in any communicator that it holds.
-    ends = (sink.member for sink in case.sinks if sink.member is not None)
-    held = {group.id for member in ends for group, _ in job.held_by(member)} - case.waits.collectives()
-    needed = [job.groups[number] for numbers in (case.waits.collectives(), held) for number in sorted(numbers)]
-    standing = [group for group in needed if len(group.members) < group.nranks]
+    collectives, ends = case.waits.collectives(), [sink.member for sink in case.sinks if sink.member is not None]
+    needed = (*sorted(collectives), *sorted({group.id for member in ends for group, _ in job.held_by(member)} - collectives))
+    standing = [group for number in needed if len((group := job.groups[number]).members) < group.nranks]
     if not unseen and not standing:
         return {}
     census = Census.of(job, case.known.complete_hosts)

@@ -40,21 +40,21 @@ def test_a_collision_is_a_fact_of_the_job_whose_flows_collide() -> None:
 
 
 def test_the_verdict_says_so_with_what_it_costs() -> None:
-    said = add_paths(colliding(), RUNS, (0.5, None))
+    said = add_paths(colliding(), RUNS, lambda _: (0.5, None))
     assert said.id == RUNS.id and said.next_steps == (MOVE_APART, "watch")
     assert (
         said.summary.startswith("NCCL makes progress; flows collide, ")
         and "at most 50% of an iteration (0.25 s of 0.50 s)" in said.summary
     )
     assert "PREDICTED" in said.evidence[-1]
-    slowed = add_paths(colliding(), RUNS, (0.5, 0.2))
+    slowed = add_paths(colliding(), RUNS, lambda _: (0.5, 0.2))
     assert "at most 20% of an iteration (0.10 s of 0.50 s)" in slowed.summary, "no cause costs more than is lost"
 
 
 def test_what_hangs_or_is_known_otherwise_is_left_as_it_is() -> None:
     stopped = replace(RUNS, verdict_class=VerdictClass.STOPPED)
-    assert add_paths(colliding(), stopped, (None, None)) is stopped
-    assert add_paths(colliding(0x777), RUNS, (None, None)) is RUNS
+    assert add_paths(colliding(), stopped, lambda _: (None, None)) is stopped
+    assert add_paths(colliding(0x777), RUNS, lambda _: (None, None)) is RUNS
 
 
 def test_pairs_that_nobody_probed_are_not_observed() -> None:
