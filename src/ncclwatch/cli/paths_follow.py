@@ -103,6 +103,7 @@ class Keeper:
     def look(self) -> list[Change]:
         """What has changed since the look before: of paths that differ, or are silent, a second look decides."""
         from ncclwatch.pathprobe import hops, look
+        from ncclwatch.paths.probed import remembered
 
         found = []
         for number, probe in enumerate(self._probes):
@@ -118,7 +119,7 @@ class Keeper:
             fresh = look.look(again, probe.host, seen_now)
             found += changes(probe, fresh)
             # What is known of running flows is of before: it is not true any more.
-            self._probes[number] = fresh
+            self._probes[number] = remembered(probe, fresh)
         return found
 
     def keep(self, file: Path | None) -> None:

@@ -6,7 +6,7 @@ The file is JSON, ``schema`` = ``ncclwatch.pathprobe/1`` (docs/flow-map.md). Wha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -75,3 +75,13 @@ def alike(one: Hops, two: Hops) -> bool:
 def joined(one: Hops, two: Hops) -> Hops:
     """The newer look, with routers that were silent then from the older, where both are of one path."""
     return tuple(b or a for a, b in zip(one, two, strict=True)) if alike(one, two) else two
+
+
+def remembered(before: Probe, after: Probe) -> Probe:
+    """The newer look at the same paths, with routers that were silent in it from the older, where both are of one path.
+
+    What a late answer leaves open would be like any path from then on, and no change of it would ever be seen.
+    """
+    old = {(seen.path, seen.arrived): seen.hops for seen in before.paths if not seen.live}
+    known = (replace(seen, hops=joined(old.get((seen.path, seen.arrived), ()), seen.hops)) for seen in after.paths)
+    return replace(after, paths=tuple(known))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from ncclwatch.errors import UsageError
-from ncclwatch.paths.probed import MAX_BYTES, SCHEMA, ProbeFile, alike, joined, read, read_bytes, wrong_rate
+from ncclwatch.paths.probed import MAX_BYTES, SCHEMA, ProbeFile, alike, joined, read, read_bytes, remembered, wrong_rate
 from unit.paths.test_measured import LIVE, OWN, probe
 
 
@@ -49,3 +50,12 @@ def test_how_sure_looks_make() -> None:
 def test_silence_is_no_difference_and_is_filled() -> None:
     assert alike(("a", None), ("a", "b")) and not alike(("a", "c"), ("a", "b")) and not alike(("a",), ("a", "b"))
     assert joined(("a", "x"), (None, "x")) == ("a", "x") and joined(("a", "y"), (None, "x")) == (None, "x")
+
+
+def test_a_router_that_answered_late_is_not_forgotten() -> None:
+    """Else each later path would be alike, and a spine that dies would change nothing."""
+    first, late = OWN[0], replace(OWN[0], hops=(OWN[0].hops[0], None, OWN[0].hops[2]))
+    assert remembered(probe(first), probe(late)).paths == (first,)
+    dead = replace(late, arrived=False)
+    assert remembered(probe(first), probe(dead)).paths == (dead,)
+    assert remembered(probe(first), probe(OWN[1])).paths == (OWN[1],)
