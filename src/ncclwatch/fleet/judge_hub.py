@@ -73,6 +73,11 @@ class _Feed:
     """When each worker was heard last."""
     asked: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether something waits, or may wait in the stream since the connection was made again."""
+        return len(self.follower) > 0 or (self.follower.caught_up and not self.follower.current)
+
     def unheard_s(self, now: float) -> float:
         """For how long a worker has been silent whose nodes nobody else hears yet; else 0."""
         silent = {name: now - heard for name, heard in self.workers.items() if SILENT_S < now - heard < GONE_S}
@@ -162,7 +167,7 @@ class JudgeHub:
                 except FormatError as error:
                     self.counts.bad += 1
                     self._lines.tell(f"bad {message.subject}", f"a message of {message.subject} makes no sense: {error.message}")
-        if self._connection.connected and not any(len(feed.follower) for feed in self._feeds.values()):
+        if self._connection.connected and not any(feed.is_behind for feed in self._feeds.values()):
             self._emptied = time.monotonic()
         return taken
 
