@@ -79,6 +79,17 @@ class Follower:
         """Whether everything that was in the stream has come since the connection was made last."""
         return self._current_as_of == self._connection.renewals
 
+    @property
+    def waiting(self) -> int:
+        """Messages that were read and not taken, and those that the stream held behind the newest of them."""
+        found = len(self._found)
+        return found + self._found[-1].pending if found else 0
+
+    @property
+    def oldest_ns(self) -> int | None:
+        """When the oldest of these was stored (CLOCK_REALTIME of the server)."""
+        return self._found[0].time_ns if self._found else None
+
     def take(self, limit: int) -> list[Message]:
         """Messages that have come, at most so many."""
         found: list[Message] = []

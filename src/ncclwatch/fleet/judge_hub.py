@@ -258,6 +258,11 @@ class JudgeHub:
         agent = feed.agents.get(heard.life)
         if agent is None:
             agent = feed.agents[heard.life] = _Agent(heard.token, heard.node, last=heard.first - 1)
+        elif (agent.token, agent.node) != (heard.token, heard.node):
+            # Who names the life of another node's agent would have what that says next count as said before.
+            self.counts.bad += 1
+            self._lines.tell(f"life {heard.life}", f"node {heard.node} of job {heard.token} names the life of another's agent")
+            return
         agent.worker = worker
         if heard.last <= agent.last:
             # Sent on by two workers, one of which died before it could write down that it had.

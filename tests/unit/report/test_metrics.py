@@ -14,8 +14,10 @@ import pytest
 
 from ncclwatch.cli.metrics import MetricsServer, parse_address
 from ncclwatch.errors import UsageError
+from ncclwatch.fleet.hearing import HearingCounts, WorkerState
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow
+from ncclwatch.report.hearing_metrics import hearing_metrics
 from ncclwatch.report.metrics import Counts, Watched, metrics
 from ncclwatch.view.frame import View
 from testbed.sidecar import free_port
@@ -167,6 +169,19 @@ def test_a_scrape_answers_on_the_loopback_interface_only(capsys: pytest.CaptureF
         with pytest.raises(UsageError, match="choose another port"):
             MetricsServer(f":{port}")
     assert capsys.readouterr().err == ""
+
+
+def test_a_hearing_worker_tells_how_far_it_is_behind_and_what_it_refused() -> None:
+    counts = HearingCounts(batches=7, windows=56, bad=2, duplicates=3, flooded=5, refused_nodes=1, missed=4)
+    state = WorkerState(at_s=1.75e9, connected=False, parts=17, nodes=3, jobs=2, waiting=9, lag_s=2.5, unsent=1, counts=counts)
+    found = parse(hearing_metrics(state))
+    assert found["ncclwatch_hear_lag_seconds"] == [("", 2.5)] and found["ncclwatch_hear_connected"] == [("", 0.0)]
+    assert found["ncclwatch_hear_windows_total"] == [("", 56.0)] and found["ncclwatch_hear_missed_batches_total"] == [("", 4.0)]
+    assert dict(found["ncclwatch_hear_refused_batches_total"]) == {
+        '{reason="bad"}': 2.0, '{reason="repeated"}': 3.0, '{reason="flood"}': 5.0, '{reason="node"}': 1.0,
+    }  # fmt: skip
+    documented = set(re.findall(r"`(ncclwatch_[a-z_]+)`", (ROOT / "docs" / "metrics.md").read_text()))
+    assert set(found) <= documented, set(found) - documented
 
 
 def test_another_interface_has_to_be_named_and_is_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
