@@ -71,6 +71,8 @@ class _Feed:
     agents: OrderedDict[str, _Agent] = field(default_factory=OrderedDict)
     workers: OrderedDict[str, float] = field(default_factory=OrderedDict)
     """When each worker was heard last."""
+    emptied: float = field(default_factory=time.monotonic)
+    """When everything that had come was heard."""
     asked: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -102,7 +104,7 @@ class JudgeHub:
         self._bell = threading.Event()
         self._feeds: dict[str, _Feed] = {}
         self._viewers: OrderedDict[tuple[str, bytes], float] = OrderedDict()
-        self._heard = self._emptied = time.monotonic()
+        self._heard = time.monotonic()
         connection.call(self._listen())
 
     async def _listen(self) -> None:
@@ -147,10 +149,13 @@ class JudgeHub:
 
     @property
     def unheard_s(self) -> float:
-        """For how long something has been waiting to be heard, here or because a worker died or NATS is away; else 0."""
-        now = time.monotonic()
-        behind = self._heard - self._emptied
-        return max(0.0, behind, *(feed.unheard_s(now) for feed in self._feeds.values()))
+        """For how long something of a job has been waiting to be heard, here or because a worker died or NATS is away; else 0."""
+        return max(map(self.unheard_of, self._feeds), default=0.0)
+
+    def unheard_of(self, job: str) -> float:
+        """The same of one job."""
+        feed = self._feeds[job]
+        return max(0.0, self._heard - feed.emptied, feed.unheard_s(time.monotonic()))
 
     def poll(self, timeout_s: float) -> int:
         """Hear what there is, waiting at most ``timeout_s`` for the first; returns how many messages were taken."""
@@ -167,8 +172,8 @@ class JudgeHub:
                 except FormatError as error:
                     self.counts.bad += 1
                     self._lines.tell(f"bad {message.subject}", f"a message of {message.subject} makes no sense: {error.message}")
-        if self._connection.connected and not any(feed.is_behind for feed in self._feeds.values()):
-            self._emptied = time.monotonic()
+            if self._connection.connected and not feed.is_behind:
+                feed.emptied = time.monotonic()
         return taken
 
     def take_news(self) -> list[str]:
