@@ -186,6 +186,9 @@ class Trial:
                 continue
             self._wait("the job of a judge that died is another's", partial(self._newer, job, record))
             took = next(r for r in self._records(job) if r.epoch > record.epoch).at_ns / 1e9 - at
+            if took < 0:
+                # It was another's already: of a judge that had been stopped.
+                continue
             # A judge that has not begun yet takes over once it has.
             (self.outcome.takeovers_s if ready else self.outcome.alone_s).append(took)
             self._note(f"job {job} taken over after {took:.1f} s" + ("" if ready else ", by a judge that had to begin first"))
