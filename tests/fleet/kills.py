@@ -224,9 +224,18 @@ class Trial:
             self._expected[job] = said
 
     def _said(self, job: int) -> list[Record]:
-        # Made-up samples have no iteration that could be slow.
-        said = (record for record in self._records(job) if record.type != "takeover" and record.verdict is not None)
-        return [record for record in said if not str((record.verdict or {})["class"]).startswith("slow")]
+        """Verdicts and recoveries of hold-ups. Made-up samples have no iteration that could be slow: where the machine is, a
+        verdict of that may join a hold-up's, and the end of both then names what was told last.
+        """
+        found: list[Record] = []
+        named: dict[int, Record] = {}
+        for record in self._records(job):
+            if record.type == "verdict" and not str((record.verdict or {})["class"]).startswith("slow"):
+                named[record.state.finding] = record
+                found.append(record)
+            elif record.type == "recovery" and record.state.finding in named:
+                found.append(msgspec.structs.replace(record, verdict=named[record.state.finding].verdict))
+        return found
 
     def _records(self, job: int) -> list[Record]:
         """The log of a job; a server that was killed just now may need to be asked again."""
@@ -283,10 +292,10 @@ class Trial:
         except (OSError, ValueError):
             return False
         line = lines.get(self._agents.name_of(job), {})
-        stuck = self._agents.stuck.get(job)
-        return bool(
-            line.get("class") == "stopped" and f"rank {stuck} " in line["summary"] if stuck is not None else line.get("calm")
-        )
+        stuck, shown = self._agents.stuck.get(job), str(line.get("class"))
+        if stuck is None:
+            return bool(line.get("calm")) or shown.startswith("slow")
+        return shown == "stopped" and f"rank {stuck} " in line["summary"]
 
     def _compare_history(self) -> None:
         """Every verdict of the log once, but of times of which the history says that they are missing."""
