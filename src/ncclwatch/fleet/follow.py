@@ -166,7 +166,7 @@ class Follower:
             fetching.cancel()
             renewed.cancel()
 
-    def _note_end(self, pending: int, renewals: int) -> None:
+    def _note_end(self, pending: int | None, renewals: int) -> None:
         if pending == 0:
             self.caught_up, self._current_as_of = True, renewals
             self._bell.set()
