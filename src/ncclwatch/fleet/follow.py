@@ -163,8 +163,10 @@ class Follower:
             await asyncio.wait((fetching, renewed), return_when=asyncio.FIRST_COMPLETED)
             return await fetching if fetching.done() else []
         finally:
-            fetching.cancel()
             renewed.cancel()
+            if not fetching.cancel() and not fetching.cancelled():
+                # Whoever cancels us does not ask what came of it.
+                fetching.exception()
 
     def _note_end(self, pending: int | None, renewals: int) -> None:
         if pending == 0:
