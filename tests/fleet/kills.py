@@ -3,11 +3,11 @@
     PYTHONPATH=src:tests python -m fleet.kills --kills 200 [--seed 1] [--judges 3]
 
 Two hearing workers, two judges or more, each with a writer of one history, and the page run as they are installed, and a real
-nats-server keeps its store. Each turn something dies by SIGKILL and is begun again: an agent (simulated: a new life),
-nats-server, a worker, a judge with its writer, or the page; or a judge is stopped by SIGSTOP and goes on seconds later, when another has taken
-over. In between a process of one of two jobs stops, or goes on. At the end the log of verdicts must hold each hold-up once, with
-the rank that was stopped, and each end of one, in their order, and nothing else; the history every verdict of the log once, or a
-gap that is told at its time; and the page what stands.
+nats-server keeps its store. Each turn something dies by SIGKILL and is begun again: an agent (simulated: a new life), nats-
+server, a worker, a judge with its writer, or the page; or a judge is stopped by SIGSTOP and goes on seconds later, when another
+has taken over. In between a process of one of two jobs stops, or goes on. At the end the log of verdicts must hold each hold-up
+once, with the rank that was stopped, and each end of one, in their order, and nothing else; the history every verdict of the
+log once, or a gap that is told at its time; and the page what stands.
 """
 
 from __future__ import annotations
