@@ -21,7 +21,7 @@ NODES = 16
 
 
 def until(workers: list[Worker], holds: Callable[[], bool], what: str) -> None:
-    limit = time.monotonic() + 300
+    limit = time.monotonic() + 120
     while not holds():
         assert time.monotonic() < limit, f"not seen: {what}: {[worker.take_news() for worker in workers]}"
         for worker in workers:
@@ -78,15 +78,15 @@ def test_a_stream_of_before_takes_mapped_batches_too(tmp_path: Path) -> None:
 
 def test_a_worker_that_does_not_keep_up_says_how_far_it_is_behind(tmp_path: Path) -> None:
     with running(tmp_path / "nats") as server, Connection(Access(server.address)) as bus:
-        worker = Worker(bus, ttl_s=2.0)
+        worker = Worker(bus, ttl_s=10.0)
         agents = Agents(bus, world=4)
         agents.start()
         until([worker], lambda: len(worker.hearing) == 4, "all nodes")
         # It is given nothing to do; what is read meanwhile waits.
         until([], lambda: worker.state.waiting > 8 and worker.state.lag_s > 1.0, "something that waits")
         agents.close()
-        until([worker], lambda: worker.hearing.counts.batches == agents.sent and worker.state.waiting == 0, "all that was said")
-        assert worker.state.lag_s == 0.0 and worker.state.nodes == 4 and worker.state.connected
+        until([worker], lambda: (worker.state.waiting, worker.state.lag_s) == (0, 0.0), "all that was said")
+        assert worker.state.nodes == 4 and worker.state.connected
         server.kill()
         until([], lambda: not worker.state.connected, "the broken connection")
         server.start()
