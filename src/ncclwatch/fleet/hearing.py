@@ -103,15 +103,15 @@ class _Job:
 class Hearing:
     """Everything one worker knows. ``claims`` and ``asks`` (nodes that have to send a key batch) are taken by the caller.
 
-    ``max_bytes``: what a message may hold.
+    ``max_bytes``: what a message may hold; ``interval_s``: how often messages are taken.
     """
 
-    def __init__(self, max_bytes: int = 900_000) -> None:
+    def __init__(self, max_bytes: int = 900_000, interval_s: float = 1.0) -> None:
         self.counts = HearingCounts()
         self.directory = Directory()
         self.claims: list[Claim] = []
         self.asks: list[tuple[str, str]] = []
-        self._max_bytes = max_bytes
+        self._max_bytes, self._interval_s = max_bytes, interval_s
         self._shared = Shared()
         self._nodes: dict[tuple[str, str], _Node] = {}
         self._jobs: dict[str, _Job] = {}
@@ -190,7 +190,7 @@ class Hearing:
         if bundle is None:
             bundle = next((one for one in whole.bundles if len(one.nodes) < NODES_A_BUNDLE), None)
             if bundle is None:
-                bundle = _Bundle(BundleWriter(self._bundles))
+                bundle = _Bundle(BundleWriter(self._bundles, self._interval_s))
                 self._bundles += 1
                 whole.bundles.append(bundle)
             bundle.nodes.add((token, node))

@@ -72,7 +72,7 @@ class Worker:
         self._connection = connection
         connection.call(streams.ensure(connection.jetstream, subjects.BATCHES, subjects.REDUCED, streams.JOBS), 30.0)
         self._positions: KeyValue = connection.call(streams.heard_bucket(connection.jetstream))
-        self.hearing = Hearing(int(connection.client.max_payload * SHARE_OF_PAYLOAD))
+        self.hearing = Hearing(int(connection.client.max_payload * SHARE_OF_PAYLOAD), interval_s)
         self._bell = threading.Event()
         self._claims = Follower(connection, streams.JOBS, streams.ALL_CLAIMS, self._bell)
         self._heard: dict[str, _Part] = {}
@@ -252,7 +252,7 @@ class Worker:
             silent.discard(job)
             self._queue(subjects.reduced(job, self.name), data)
         for job in silent:
-            self._queue(subjects.reduced(job, self.name), reduced.PRESENT)
+            self._queue(subjects.reduced(job, self.name), reduced.present(self.interval_s))
         for token, node in self.hearing.asks:
             self._connection.spawn(self._connection.client.publish(subjects.ask(token, node), encode_word(NeedKey())))
         self.hearing.asks.clear()
@@ -294,7 +294,7 @@ class Worker:
             if not self._unsent or self._send():
                 self._flush()
                 for job in self.hearing.jobs:
-                    self._queue(subjects.reduced(job, self.name), reduced.FAREWELL)
+                    self._queue(subjects.reduced(job, self.name), reduced.present(self.interval_s, leaves=True))
                 self._send()
         self.share.close()
         self._claims.close()
