@@ -34,7 +34,8 @@ CAUSES: dict[FaultKind, frozenset[str]] = {
     FaultKind.GC_PAUSE: _SLOW_HOST | {"pauses"},
     FaultKind.SLOW_LOADER: _SLOW_HOST,
     FaultKind.CPU_LIMIT: frozenset({"cpu-limit"}),
-    FaultKind.FEW_CPUS: frozenset({"cpu-contention"}),
+    # The testbed plays it as a limit of the control group of all ranks of a host.
+    FaultKind.FEW_CPUS: frozenset({"cpu-limit", "cpu-contention"}),
     FaultKind.SLOW_COPY: frozenset({"slow-compute", "slow-host"}),
     FaultKind.SLOW_LINK: _SLOW_NETWORK,
     FaultKind.LOSSY_LINK: _SLOW_NETWORK,
