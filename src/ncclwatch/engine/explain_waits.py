@@ -10,7 +10,7 @@ from functools import partial
 from ncclwatch.engine.call_order import Deviation, deviation_facts, find_deviations
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody, observed, peers
 from ncclwatch.engine.connections import CHUNK_STEPS, amid_rings, is_ring, neighbours, rings_inside, unseen_peers
-from ncclwatch.engine.edges import PROXY_STALLS, End, Stall, Wait, Why, told, wait_facts
+from ncclwatch.engine.edges import PROXY_STALLS, SAID_BY_THE_OTHER, End, Stall, Wait, Why, told, wait_facts
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, HiddenNode, LinkNode, RankNode
 from ncclwatch.engine.evidence.calls import called_less_often, lacks_calls
 from ncclwatch.engine.evidence.device import gpu_state
@@ -232,7 +232,7 @@ def _odd(
 
 def _lacks_call(job: Job, inside: Sequence[Wait], victims: set[int]) -> Hypothesis | None:
     """The one rank of a cycle that has called less than the others, or not what they wait in; or who is alone in it."""
-    asked = [(wait, lacks_calls(job, wait)) for wait in inside if wait.why in (Why.NO_OPERATION, Why.EMPTY)]
+    asked = [(wait, lacks_calls(job, wait)) for wait in inside if wait.why is Why.NO_OPERATION or wait.why in SAID_BY_THE_OTHER]
     lacking = [(wait, fewer) for wait, fewer in asked if fewer is not None or wait.why is Why.NO_OPERATION]
     waits, missing = [wait for wait, _ in lacking], {wait.target for wait, _ in lacking}
     only = missing.pop() if len(missing) == 1 else None
