@@ -364,8 +364,9 @@ def lacks_calls(job: Job, wait: Wait) -> bool | None:
     name, sequence = end.operation.collective, end.operation.sequence
     if not own.sequence_numbers:
         return None if called <= sequence else by_peer <= sequence
+    # As often as this, and fewer in all: what it has left out came before, and shifts all that follows.
     as_often = other.sequence_numbers.get(name, 0) >= own.sequence_numbers.get(name, 0)
-    return None if as_often else by_peer < called
+    return (by_peer < called or None) if as_often else by_peer < called
 
 
 def called_less_often(job: Job, member: Member) -> Iterator[str]:
