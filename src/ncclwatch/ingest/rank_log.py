@@ -25,6 +25,7 @@ from ncclwatch.ingest.rank_log_lateness import Lateness, name_latest, name_past
 from ncclwatch.ingest.rank_log_layout import HIGHEST_WORLD, Layout, beside
 from ncclwatch.ingest.rank_log_lines import parse
 from ncclwatch.ingest.rank_log_messages import peers
+from ncclwatch.ingest.rank_log_pace import slow_groups, tell_pace, unexplained
 from ncclwatch.ingest.rank_log_records import ends_early, events_of, last_call_lacking
 from ncclwatch.ingest.traced import SECOND, TracedRank, batches, look_times, once_a_moment, without_certainty, without_pids
 from ncclwatch.model.verdict import Verdict
@@ -96,11 +97,12 @@ class RankLogs(Format):
             notes.append(_doubt_text(*doubt))
         blind = [*BLIND, *(["the logs do not tell peers of sends and receives"] if known is None and _exchanges(found) else [])]
         lateness, sources = Lateness(found.shared, begin, end), {traced.rank: traced.source for traced in ranks}
+        paces = unexplained(slow_groups(found.shared, found.layout, lateness.parts), lambda rank: lateness.replica[rank])
         notes += [f"{_clock(late.begin)} {late.text(found.layout)}" for late in lateness.stretches()][:MOST_NOTES]
 
         def amend(verdict: Verdict) -> Verdict:
-            told = name_latest(verdict, lateness, found.layout, sources)
-            return without_certainty(without_pids(name_past(told, lateness, found.layout, sources)))
+            told = name_past(name_latest(verdict, lateness, found.layout, sources), lateness, found.layout, sources)
+            return without_certainty(without_pids(tell_pace(told, paces, found.layout, sources, lateness.end)))
 
         made, name = list(batches(ranks, looks)), clean(str(files[0].parent), 200)
         stages = sum(len(log.lines) for log in logs.values()) <= MOST_STAGED

@@ -96,14 +96,14 @@ class Lateness:
         self.window = max(SHORTEST_WINDOW_S, (self.end - self.begin) / MOST_WINDOWS)
         self.windows = max(1, int(np.ceil((self.end - self.begin) / self.window)))
         self._found: list[list[Late]] = [[] for _ in range(self.windows)]
-        windows = Windows(self.begin, self.window, self.windows)
+        self.parts = windows = Windows(self.begin, self.window, self.windows)
         found = [one for own in shared if (one := called(own, windows, FEWEST)) is not None]
         busiest: dict[int, Called] = {}
         for one in found:
             for rank in one.ranks:
                 if rank not in busiest or one.times.shape[1] > busiest[rank].times.shape[1]:
                     busiest[rank] = one
-        self._replica = replicas(shared, {rank: one.shared for rank, one in busiest.items()})
+        self.replica = replicas(shared, {rank: one.shared for rank, one in busiest.items()})
         excuses = Excuses(found)
         shares = [np.stack([_share(one, place, excuses, windows) for place in range(len(one.ranks))], axis=1) for one in found]
         usual = _of_their_kind(found, shares)
@@ -145,7 +145,7 @@ class Lateness:
         return max(
             (
                 late.gained for late in found
-                if late.rank not in first.ranks and (late.busiest or self._replica[late.rank] != self._replica[first.rank])
+                if late.rank not in first.ranks and (late.busiest or self.replica[late.rank] != self.replica[first.rank])
             ), default=0.0,
         )  # fmt: skip
 
