@@ -23,9 +23,10 @@ from ncclwatch.ingest.base import Format, Ingested, IngestError
 from ncclwatch.ingest.rank_log_groups import Found, Shared, chains_of, join
 from ncclwatch.ingest.rank_log_lateness import Lateness, name_latest, name_past
 from ncclwatch.ingest.rank_log_layout import HIGHEST_WORLD, Layout, beside
-from ncclwatch.ingest.rank_log_lines import parse
+from ncclwatch.ingest.rank_log_lines import numbered, parse
 from ncclwatch.ingest.rank_log_messages import peers
 from ncclwatch.ingest.rank_log_pace import slow_groups, tell_pace, unexplained
+from ncclwatch.ingest.rank_log_pauses import tell_pause
 from ncclwatch.ingest.rank_log_records import ends_early, events_of, last_call_lacking
 from ncclwatch.ingest.traced import SECOND, TracedRank, batches, look_times, once_a_moment, without_certainty, without_pids
 from ncclwatch.model.verdict import Verdict
@@ -38,7 +39,7 @@ MOST_BYTES = 1 << 29
 MOST_RANKS, MOST_NOTES = 4096, 20
 MOST_STAGED = 200_000
 """Bound: lines of a job of which passes and micro-batches are learned: that takes longer than all else."""
-_HEAD = re.compile(rb"^\[save_count \d+\] \[\d+\.\d{9}\] \[Rank \d+\] Fun \w+ Data \d+ stream 0x[0-9a-fA-F]+ opCount \d+", re.M)
+_HEAD = re.compile(rb"^(?:\[save_count \d+\] )?\[\d+\.\d{9}\] \[Rank \d+\] Fun \w+ Data \d+ stream 0x[0-9a-fA-F]+\b", re.M)
 BLIND = (
     "rank logs hold calls only: not what GPUs and proxies do, and neither hosts nor processes",
     "a call that follows the last save of a log is in no log",
@@ -102,6 +103,7 @@ class RankLogs(Format):
 
         def amend(verdict: Verdict) -> Verdict:
             told = name_past(name_latest(verdict, lateness, found.layout, sources), lateness, found.layout, sources)
+            told = tell_pause(told, lateness.pause, found.layout, sources, lateness.end)
             return without_certainty(without_pids(tell_pace(told, paces, found.layout, sources, lateness.end)))
 
         made, name = list(batches(ranks, looks)), clean(str(files[0].parent), 200)
@@ -139,7 +141,7 @@ def _read_all(files: Sequence[Path]) -> tuple[dict[int, _Log], list[str]]:
             continue
         problems += log.problems
         for rank in np.unique(log.lines["rank"]).tolist():
-            own = log.lines[log.lines["rank"] == rank]
+            own = numbered(log.lines[log.lines["rank"] == rank])
             if rank in logs:
                 problems.append(f"{clean(str(file), 200)}: rank {rank} is in {clean(logs[rank].path.name, 80)} already; left out")
             elif len(logs) < MOST_RANKS:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.ingest.rank_log_groups import Shared
 from ncclwatch.ingest.rank_log_layout import Layout
+from ncclwatch.ingest.rank_log_pauses import longest_pause
 from ncclwatch.ingest.rank_log_waits import FASTEST, Called, Excuses, Windows, called, replicas, waited_for
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
@@ -105,6 +106,8 @@ class Lateness:
                     busiest[rank] = one
         self.replica = replicas(shared, {rank: one.shared for rank, one in busiest.items()})
         excuses = Excuses(found)
+        tightest = list({id(one): one for one in busiest.values()}.values())
+        self.pause = longest_pause(tightest, excuses) if len(tightest) > 1 else None
         shares = [np.stack([_share(one, place, excuses, windows) for place in range(len(one.ranks))], axis=1) for one in found]
         usual = _of_their_kind(found, shares)
         for one, own, of_kind in zip(found, shares, usual, strict=True):

@@ -14,7 +14,7 @@ from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.simulate.rank_logs import write_rank_logs
 from ncclwatch.simulate.run import simulate
 from ncclwatch.simulate.scenario import load
-from unit.ingest.made_rank_logs import judged, line, replicated_job, tensor_job, write
+from unit.ingest.made_rank_logs import bare, judged, line, replicated_job, tensor_job, write
 
 FORMAT = RankLogs()
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
@@ -80,6 +80,13 @@ def test_a_tensor_group_that_takes_longer_than_those_that_do_the_same_is_told_an
     verdict = last_of(files)
     assert (verdict.verdict_class, [one.rank for one in verdict.culprits]) == (VerdictClass.UNKNOWN, [2, 3])
     assert "3.0 times as long" in verdict.evidence[0]
+
+
+def test_who_stood_still_once_amid_its_layers_is_told_also_by_older_lines(tmp_path: Path) -> None:
+    files = write(tmp_path, bare(replicated_job(pauses=4)))
+    verdict = last_of(files)
+    assert (verdict.verdict_class, [one.rank for one in verdict.culprits]) == (VerdictClass.SLOW_COMPUTATION, [4])
+    assert "for 2.0 s" in verdict.summary
 
 
 def test_replicas_that_are_alike_name_nobody(tmp_path: Path) -> None:
