@@ -102,6 +102,7 @@ def judge_ingested(ingested: Ingested, slow: SlowRule | None = None) -> list[Ver
         if number == 0 or any(verdict.verdict_class.accuses for verdict in found):
             said = found
     blind = ingested.blind
+    said = [ingested.finish(verdict) for verdict in said]
     return [replace(verdict, unobserved=tuple(dict.fromkeys((*verdict.unobserved, *blind)))) for verdict in said]
 
 

@@ -70,7 +70,9 @@ class Ingested:
     views: Sequence[View] = ()
     """Further views of the job, in the order in which they are judged."""
     amend: Callable[[Verdict], Verdict] = unchanged
-    """Adds to the verdict what no record of the engine holds: lines of a program, names of groups."""
+    """Adds to each verdict what no record of the engine holds: names of groups, times of calls."""
+    finish: Callable[[Verdict], Verdict] = unchanged
+    """Adds to what stands in the end what takes long to find: lines of a program."""
 
 
 class Format(ABC):

@@ -21,7 +21,7 @@ from ncclwatch.ingest.base import Format, Ingested, IngestError, View
 from ncclwatch.ingest.flight_recorder_file import looks_like_dump, read_dump
 from ncclwatch.ingest.flight_recorder_job import FlightJob
 from ncclwatch.ingest.flight_recorder_rank import LEAST_KEPT, RankDump, State, read_rank
-from ncclwatch.ingest.flight_recorder_words import BEGUN, CALLED, ENDED, Wording, amend
+from ncclwatch.ingest.flight_recorder_words import BEGUN, CALLED, ENDED, Wording, amend, with_lines
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.text import clean, compressed
 
@@ -105,6 +105,7 @@ def _read_job(prefix: str, files: dict[int, Path]) -> Ingested | list[str]:
     return Ingested(
         batches=_Batches(job, State.SCHEDULED), problems=tuple(problems), blind=tuple(_blind(job)),
         notes=tuple(_notes(job, prefix)), job=prefix, stages=False, views=tuple(views), amend=partial(amend, job, CALLED),
+        finish=partial(with_lines, job),
     )  # fmt: skip
 
 

@@ -209,7 +209,7 @@ class _Reader:
         number = self.groups.get(group)
         if number is None:
             number = self.groups[group] = len(self.groups)
-            self.ids[_whole(entry.get("pg_id", -1))] = group
+            self.ids[_number(entry.get("pg_id", -1))] = group
             if number >= MOST_GROUPS:
                 raise ValueError("too many process groups")
         message = title.message or (title.coalesced and bool(entry.get("is_p2p")))
@@ -234,7 +234,12 @@ def _group_of(entry: Mapping[str, Any]) -> GroupName:
         raise TypeError("a process group without a name")
     if type(named) is str:
         return GroupName(named[:4096], "")
-    return GroupName(str(_whole(entry.get("pg_id", 0))), "")
+    return GroupName(str(_number(entry.get("pg_id", 0))), "")
+
+
+def _number(value: Any) -> int:
+    """A number of a group, which who writes dumps anew as JSON may have made text."""
+    return _whole(int(value) if type(value) is str and value.isdecimal() and len(value) < 12 else value)
 
 
 def _whole(value: Any) -> int:
