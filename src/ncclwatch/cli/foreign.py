@@ -21,6 +21,7 @@ from ncclwatch.engine.verdict import severity
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.ingest.base import Ingested, View
 from ncclwatch.ingest.folders import Found, Record, find, read
+from ncclwatch.ingest.joined import completed
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.slow_modes import SlowRule
@@ -86,6 +87,7 @@ def judge_foreign(
 def judge_found(found: Found, slow: SlowRule | None = None) -> tuple[list[Judged], list[str]]:
     """Every job, worst first, and what could not be read. Raises ``IngestError`` when nothing could."""
     records, problems = read(found)
+    records = completed(records)
     told = [(record, judge_ingested(record.ingested, slow)) for record in records]
     return sorted(joined(told), key=lambda one: severity(one.verdicts[0])), problems
 

@@ -65,6 +65,8 @@ class Ingested:
     """What a reader ought to know besides, a line each."""
     job: str = ""
     """What tells this job from others of the same format, as the names of its files have it; empty where nothing does."""
+    source: object = None
+    """What it was made of, for who joins it with another format of the same job (:mod:`ncclwatch.ingest.joined`)."""
     stages: bool = True
     """Whether stages of an iteration may be learned from its calls: that takes long, and a format may name them itself."""
     views: Sequence[View] = ()

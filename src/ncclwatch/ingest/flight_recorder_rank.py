@@ -93,6 +93,8 @@ class RankDump:
     """Groups of which older entries were left out."""
     backends: list[str] = field(default_factory=list)
     version: str = ""
+    partial: bool = False
+    """Whether it was made of another record, which need not know all groups of the rank and knows no state."""
 
 
 def read_rank(dump: Dump, rank: int, least: int = LEAST_KEPT) -> RankDump:

@@ -216,7 +216,7 @@ def _nobody(job: FlightJob, verdict: Verdict) -> Verdict:
         )  # fmt: skip
     if 2 * len(job.missing) > len(job.world):
         return _too_few(job, verdict, waiting)
-    if not job.missing and job.waited_s >= LASTED_S:
+    if not job.missing and not job.partial and job.waited_s >= LASTED_S:
         if not job.dated:
             verdict = replace(verdict, confidence=UNDATED, unobserved=(NOT_DATED, *verdict.unobserved))
         if crossed := circle(job):

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.ingest.base import Format, Ingested, IngestError
-from ncclwatch.ingest.rank_log_groups import Found, Shared, chains_of, join
+from ncclwatch.ingest.rank_log_groups import Found, LoggedRanks, Shared, chains_of, join
 from ncclwatch.ingest.rank_log_lateness import Lateness, name_latest, name_past
 from ncclwatch.ingest.rank_log_layout import HIGHEST_WORLD, Layout, beside
 from ncclwatch.ingest.rank_log_lines import numbered, parse
@@ -108,7 +108,11 @@ class RankLogs(Format):
 
         made, name = list(batches(ranks, looks)), clean(str(files[0].parent), 200)
         stages = sum(len(log.lines) for log in logs.values()) <= MOST_STAGED
-        return Ingested(made, problems, blind, notes, job=name, stages=stages, amend=once_a_moment(amend))
+        held = LoggedRanks(
+            {rank: chains_of(rank, log.lines) for rank, log in logs.items()},
+            {rank: log.path for rank, log in logs.items()}, {rank: log.written_ns for rank, log in logs.items()},
+        )  # fmt: skip
+        return Ingested(made, problems, blind, notes, job=name, source=held, stages=stages, amend=once_a_moment(amend))
 
 
 _WHAT_TO_DO = "give the rank_N.log files that NCCL_MEGATRACE_LOG_PATH holds"
