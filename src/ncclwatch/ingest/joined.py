@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from ncclwatch.ingest.flight_recorder import ingested_of
 from ncclwatch.ingest.flight_recorder_job import FlightJob
-from ncclwatch.ingest.flight_recorder_logs import LoggedRanks, with_logs
+from ncclwatch.ingest.flight_recorder_logs import with_logs
 from ncclwatch.ingest.folders import Record
+from ncclwatch.ingest.rank_log_groups import LoggedRanks
 
 
 def completed(records: Sequence[Record]) -> list[Record]:
