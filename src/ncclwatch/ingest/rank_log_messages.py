@@ -66,8 +66,10 @@ def peers(shared: Sequence[Shared]) -> dict[int, NDArray[np.int32]] | None:
     counted = {id(chain): _counts(chain) for _, _, chain in chains}
     # The longest log of a first stage tells most about the number of micro-batches.
     first = max(chains, key=lambda one: (one[0] == 0, len(one[2].rows)))
+    # A log of less than one iteration fits many schedules, and so tells none.
+    most = min(MOST_MICRO_BATCHES, len(counted[id(first[2])].number))
     for schedule in _schedules():
-        for number in range(1, MOST_MICRO_BATCHES + 1):
+        for number in range(1, most + 1):
             if not _fits(counted[id(first[2])], schedule(first[0], first[1], number)):
                 continue
             if all(_fits(counted[id(chain)], schedule(rank, size, number)) for rank, size, chain in chains):
