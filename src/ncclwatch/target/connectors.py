@@ -115,9 +115,9 @@ class ConnectorReader:
     def connecting(self, address: int, values: Values) -> frozenset[int] | None:
         """Peers that a connection is being made with; ``None`` where this build, or the memory read, does not tell.
 
-        NCCL marks a peer when a Send or Recv is called that has no connection yet, and clears the mark when it is made: a rank whose
-        peer does not come stays marked. Source: ``connectSend``, ``connectRecv`` of ``ncclComm`` in ``src/enqueue.cc`` and
-        ``ncclTransportP2pSetup`` of ``src/transport.cc`` (``src/transport/generic.cc`` later), v2.18.3-1 to v2.30.7-1.
+        NCCL marks a peer when a Send or Recv is called that has no connection yet, and clears the mark when it is made: a rank
+        whose peer does not come stays marked. Source: ``connectSend``, ``connectRecv`` of ``ncclComm`` in ``src/enqueue.cc`` and
+        ``ncclTransportP2pSetup`` of ``src/transport.cc``, v2.18.3-1 to v2.30.7-1.
         """
         nranks = values["nRanks"] or 0
         if nranks > MAX_CONNECTORS or not all(self.decoder.layout.has(f"ncclComm.{name}") for name in _MARKS):
