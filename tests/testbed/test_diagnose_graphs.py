@@ -108,6 +108,16 @@ def test_replays_are_counted_by_the_calls_they_hold() -> None:
     assert not any("CUDA graphs" in one for one in verdict["unobserved"]), verdict["unobserved"]
 
 
+@pytest.mark.skipif(not has_secret_memory(), reason="no secret memory (memfd_secret)")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_rank_frozen_in_replays_over_nvlink_is_named_by_memory_alone(version: str) -> None:
+    with Job(version, 4, "graph", nvlinks=4, as_nccl_likes=True, count=20_000) as job:
+        verdict = judge_frozen(job, VICTIM)
+    told = f"{verdict.verdict_class}: {verdict.summary} {verdict.evidence}"
+    assert verdict.verdict_class is VerdictClass.STOPPED, told
+    assert [culprit.rank for culprit in verdict.culprits] == [VICTIM], told
+
+
 SERVING = ("--layers", "2", "--pause-us", "5000", "--prefill-every", "8")
 
 
