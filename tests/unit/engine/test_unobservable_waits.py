@@ -106,7 +106,7 @@ def test_a_rank_without_connections_for_messages_waits_for_none(made: tuple[int,
     rank 3 on it, it may wait there.
     """
     ranks = two_nodes((5, 6))
-    unused = {"sequence_numbers": {"AllReduce": 0}, "message_peers": made}
-    whole = [replace(communicator(rank, 4, transport=Transport.P2P), **unused) for rank in range(4)]
+    made_by_rank = [communicator(rank, 4, transport=Transport.P2P) for rank in range(4)]
+    whole = [replace(own, sequence_numbers={"AllReduce": 0}, message_peers=made) for own in made_by_rank]
     verdict = diagnose(looks([replace(one, communicators=(*one.communicators, whole[one.rank])) for one in ranks], 8))
     assert [culprit.rank for culprit in verdict.culprits] == named, verdict.summary
