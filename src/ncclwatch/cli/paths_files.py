@@ -13,7 +13,8 @@ import msgspec
 from ncclwatch.errors import UsageError
 from ncclwatch.model.paths import ElephantFlow, FiveTuple, NicPort, Probe, Protocol
 from ncclwatch.paths import probed
-from ncclwatch.paths.measured import Choice, Demand, MeasuredFlow
+from ncclwatch.paths.assignment import Choice, Demand
+from ncclwatch.paths.measured import MeasuredFlow
 from ncclwatch.paths.pins import Connect, Listen, Roce, plan_text
 from ncclwatch.paths.ports import ROCE_PORT
 from ncclwatch.text import clean

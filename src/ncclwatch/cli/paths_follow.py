@@ -21,7 +21,8 @@ from ncclwatch.text import clean
 
 if TYPE_CHECKING:
     from ncclwatch.model.paths import Hops, PathKey, Probe
-    from ncclwatch.paths.measured import MeasuredFlow, MeasuredPlan
+    from ncclwatch.paths.measured import MeasuredFlow
+    from ncclwatch.paths.measured_plan import MeasuredPlan
 
 Kept = dict[tuple[str, int, str, int], int]
 """(source, rank, destination, port) → source port."""
@@ -148,9 +149,9 @@ class Keeper:
     def publish(self) -> MeasuredPlan:
         """Plan anew, keep what may stay, and write what leaves by this host's addresses."""
         from ncclwatch.cli.paths_files import pins_of
-        from ncclwatch.paths import measured
+        from ncclwatch.paths.measured_plan import plan
 
-        made = measured.plan(self._flows, self._probes, floor=0.0, kept=self._kept)
+        made = plan(self._flows, self._probes, floor=0.0, kept=self._kept)
         pairs = list(zip(made.demands, made.chosen, strict=True))
         self._kept = {(d.source, d.rank, d.destination, d.port): one.source_port for d, one in pairs if one is not None}
         write(self._output, pins_of(made.demands, made.chosen, self._sources).encode())

@@ -19,7 +19,8 @@ from ncclwatch.text import Style, clean, columns
 
 if TYPE_CHECKING:
     from ncclwatch.model.paths import Probe
-    from ncclwatch.paths.measured import JobGain, MeasuredFlow, MeasuredPlan
+    from ncclwatch.paths.measured import MeasuredFlow
+    from ncclwatch.paths.measured_plan import JobGain, MeasuredPlan
 
 SCHEMA_NAME = "ncclwatch.pathplan/1"
 MAX_ROWS = 64
@@ -47,7 +48,7 @@ def plan(
 ) -> ExitStatus:
     """Say which flows crowd, assign source ports so that they do not, and predict what that gains. Nothing is applied."""
     from ncclwatch.cli.paths_files import sorted_out
-    from ncclwatch.paths import measured
+    from ncclwatch.paths import measured_plan
     from ncclwatch.paths.ports import ROCE_PORT
 
     flows, probes = sorted_out(files)
@@ -61,7 +62,7 @@ def plan(
             f"there is no {'flow with a known five-tuple' if not flows else 'probe'} in these files",
             "give output of 'ncclwatch paths --json' and of 'ncclwatch paths probe -o FILE', of each host",
         )
-    found = measured.plan(flows, probes, floor=floor / 100)
+    found = measured_plan.plan(flows, probes, floor=floor / 100)
     if (slurm is not None or kubernetes is not None) and output is None:
         raise UsageError("advice for Slurm or Kubernetes is about a plan that is written", "give --output FILE as well")
     if output is not None and not found.refused:
@@ -100,7 +101,7 @@ def _write(found: MeasuredPlan, output: Path, slurm: Path | None, kubernetes: Pa
 
 def _draw(flows: Sequence[MeasuredFlow], probes: Sequence[Probe], found: MeasuredPlan, file: Path) -> None:
     from ncclwatch.cli.paths_probe import write
-    from ncclwatch.paths.measured import as_planned
+    from ncclwatch.paths.measured_plan import as_planned
     from ncclwatch.report.html import plain_page
     from ncclwatch.report.paths_svg import paths as drawing
     from ncclwatch.report.svg import text
