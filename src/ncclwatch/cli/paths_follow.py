@@ -59,9 +59,10 @@ def follow(
 
     What the network reroutes by itself is said apart. Connections that exist stay: the next communicator takes the new ports.
     """
-    from ncclwatch.cli.paths_files import sorted_out
+    from ncclwatch.cli.paths_inputs import inputs_of
 
-    flows, probes = sorted_out(files)
+    given = inputs_of(files)
+    flows, probes = given.flows, given.probes
     mine = [one for one in probes if one.protocol is Protocol.TCP and _is_here(one)]
     if not mine or not flows:
         raise UsageError(

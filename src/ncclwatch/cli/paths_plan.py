@@ -33,7 +33,11 @@ FloorOption = Annotated[
 
 def plan(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Flow maps ('paths --json') and probes ('paths probe -o').")
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Flow maps ('paths --json'), probes ('paths probe -o'), verdicts ('diagnose --json'), recordings.",
+        ),
     ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the ports for path_pins/. Nothing is applied.")
@@ -47,11 +51,12 @@ def plan(
     as_json: JsonOption = False,
 ) -> ExitStatus:
     """Say which flows crowd, assign source ports so that they do not, and predict what that gains. Nothing is applied."""
-    from ncclwatch.cli.paths_files import sorted_out
+    from ncclwatch.cli.paths_inputs import inputs_of
     from ncclwatch.paths import measured_plan
     from ncclwatch.paths.ports import ROCE_PORT
 
-    flows, probes = sorted_out(files)
+    given = inputs_of(files)
+    flows, probes = given.flows, given.probes
     protocols = {one.protocol for one in probes}
     if len(protocols) > 1:
         raise UsageError("these probes are of TCP and of UDP", "plan for one of them at a time")
@@ -62,7 +67,7 @@ def plan(
             f"there is no {'flow with a known five-tuple' if not flows else 'probe'} in these files",
             "give output of 'ncclwatch paths --json' and of 'ncclwatch paths probe -o FILE', of each host",
         )
-    found = measured_plan.plan(flows, probes, floor=floor / 100)
+    found = measured_plan.plan(flows, probes, floor=floor / 100, told=given.told)
     if (slurm is not None or kubernetes is not None) and output is None:
         raise UsageError("advice for Slurm or Kubernetes is about a plan that is written", "give --output FILE as well")
     if output is not None and not found.refused:
@@ -79,7 +84,7 @@ def plan(
                 f"wrote {output}, for jobs that preload libncclwatch_pins.so with NCCLWATCH_PATH_PINS={output}; "
                 "nothing is applied"
             )
-    for line in found.notes:
+    for line in (*given.notes, *found.notes):
         note(line)
     return ExitStatus.OK
 
@@ -124,6 +129,8 @@ def screen(found: MeasuredPlan, style: Style) -> Iterator[str]:
         yield f"{style.bad('CROWDED')}  {crowd_text(each)}"
     if not found.crowded:
         yield f"{style.good('NO CROWD')}  no link carries two of the running flows whose paths are known while another is empty"
+    for suspect in found.avoided:
+        yield f"{style.warn('AVOIDED')}  {suspect.text}"
     for gain in found.gains:
         yield f"{style.dim('GAIN')}  {gain_text(gain)}"
     yield style.dim(f"  {PREDICTED}")
@@ -176,6 +183,9 @@ def to_json(found: MeasuredPlan) -> dict[str, Any]:
                 "confidence": gain.confidence,
             }
             for gain in found.gains
+        ],
+        "avoided": [
+            {"link": list(one.link), "left": one.left, "confidence": one.confidence, "text": one.text} for one in found.avoided
         ],
         "refused": found.refused or None,
         "connections": [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ncclwatch.model.paths import Hops, Probe
@@ -74,6 +74,22 @@ def choices_of(demand: Demand, probes: Sequence[Probe]) -> list[Choice]:
             wrong = probe.wrong if seen.told else 1 - seen.load_confidence
             found.append(Choice(seen.source_port, links, seen.hops, wrong))
     return sorted(found, key=lambda one: one.source_port)
+
+
+def without(barred: Collection[Link], choices: Sequence[Choice]) -> list[Choice]:
+    """Choices that take none of these links; all of them where each takes one."""
+    return [one for one in choices if not any(link in barred for link in one.links)] or list(choices)
+
+
+def in_series(capacities: Mapping[Link, float], choices: Sequence[Sequence[Choice]]) -> dict[Link, float]:
+    """The same with links that only lead to or from narrow ones: they carry no more than what those let through."""
+    most: defaultdict[Link, float] = defaultdict(float)
+    for one in (one for each in choices for one in each):
+        through = min((capacities.get(link, 1.0) for link in one.links), default=1.0)
+        for link in one.links:
+            most[link] = max(most[link], through)
+    narrow = {link: through for link, through in most.items() if through < 1.0}
+    return {**capacities, **{link: min(through, capacities.get(link, 1.0)) for link, through in narrow.items()}}
 
 
 def assign(

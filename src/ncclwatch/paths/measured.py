@@ -26,6 +26,7 @@ class MeasuredFlow:
     """A flow of a running job, from its flow map. ``weight``: bytes beside other flows of its job, 1 where not known.
 
     ``waits`` is (round trip, shortest round trip) in µs. ``rate`` is bytes a second (0: not known), the names are host and NIC.
+    ``connection``: communicator (16 hexadecimal digits) and ranks in it; ``rank`` and ``peer`` are of the job where known.
     """
 
     job: str
@@ -41,6 +42,7 @@ class MeasuredFlow:
     rate: float = 0.0
     from_name: str = ""
     to_name: str = ""
+    connection: tuple[str, int, int] = ("", 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

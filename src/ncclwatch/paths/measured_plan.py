@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ncclwatch.model.paths import Probe
-from ncclwatch.paths.assignment import SAME, Choice, Demand, assign, choices_of, load_of, next_demands
+from ncclwatch.paths.assignment import SAME, Choice, Demand, assign, choices_of, in_series, load_of, next_demands, without
 from ncclwatch.paths.measured import Crowded, Link, MeasuredFlow, capacities_of, crowds, open_links, where_now
+from ncclwatch.paths.suspects import Suspect, Told, suspects
 
 DRAWS = 200
 """Bound: draws of which paths are not what was seen."""
@@ -49,6 +50,8 @@ class MeasuredPlan:
     loads: Mapping[Link, float]
     refused: str
     notes: tuple[str, ...]
+    avoided: tuple[Suspect, ...] = ()
+    """Links that verdicts call dead or slow."""
 
 
 def as_planned(flows: Sequence[MeasuredFlow], found: MeasuredPlan) -> list[MeasuredFlow]:
@@ -69,21 +72,29 @@ def plan(
     *,
     floor: float,
     kept: Mapping[tuple[str, int, str, int], int] | None = None,
+    told: Sequence[Told] = (),
 ) -> MeasuredPlan:
     """Assign a source port to each demand, so that no link carries more than it must; refuse below ``floor`` (0.05 for 5 %).
 
     ``kept`` is an older plan, (source, rank, destination, port) → source port: what it says stays where that costs nothing.
+    ``told``: what verdicts say of links. A dead one is given nothing while another path is left, a slow one less.
     """
     demands = next_demands(flows, probes)
-    choices = [choices_of(one, probes) for one in demands]
     now = where_now(flows, probes)
     capacities = capacities_of(flows, now, probes)
+    avoided, unplaced = suspects(told, flows, now, open_links(probes))
+    for each in avoided:
+        capacities[each.link] = min(capacities.get(each.link, 1.0), each.expected)
+    barred = {each.link for each in avoided if each.barred}
+    choices = [without(barred, choices_of(one, probes)) for one in demands]
+    capacities = in_series(capacities, choices)
     chosen = assign(demands, choices, kept or {}, capacities)
     loads = load_of(demands, chosen)
     gains = _gains(flows, now, demands, chosen, choices, probes, floor, capacities)
     lost = sum(one is None for one in chosen)
     notes = [f"{lost} connections stay as they are: no path to their ports was seen"] if lost else []
     unseen = {(f.source, f.destination) for f in flows} - {(p.source, p.destination) for p in probes}
+    notes += unplaced[:16]
     notes += [f"no probe was made from {source} to {destination}" for source, destination in sorted(unseen)[:16]]
     return MeasuredPlan(
         tuple(demands),
@@ -93,6 +104,7 @@ def plan(
         loads,
         _refusal(gains, chosen, floor),
         tuple(notes),
+        tuple(avoided),
     )
 
 

@@ -1,0 +1,72 @@
+"""What a plan is made of: flow maps, probes, verdicts and recordings, in any order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ncclwatch.cli import main
+from ncclwatch.cli.paths_inputs import inputs_of
+from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.errors import UsageError
+from ncclwatch.model.network import NetworkLook
+from ncclwatch.model.verdict import LinkRef, VerdictClass
+from ncclwatch.paths.probed import SCHEMA, ProbeFile
+from ncclwatch.store.recorder import Recorder
+from unit.cli.test_paths_plan import FIRST, SECOND, written
+from unit.paths.test_flow_map import ETH0
+from unit.paths.test_measured import LEAF, LIVE, OWN, probe
+from unit.paths.test_suspects import verdict
+
+LINE = f"{LEAF} → 10.8.0.2 is dead: none of 8 source ports takes it any more (rank 8 → 9, channel 0; confidence 97%)"
+
+
+def test_a_plan_avoids_what_a_verdict_calls_dead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = written(tmp_path, probe(*OWN, *LIVE))
+    (tmp_path / "v").write_text(json.dumps(verdict(VerdictClass.RUNNING, LINE)))
+    assert main.run(["paths", "plan", *files, str(tmp_path / "v"), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [(one["link"], one["left"], one["confidence"]) for one in data["avoided"]] == [([LEAF, "10.8.0.2"], 0.0, 0.97)]
+    assert {one["hops"][1] for one in data["connections"]} == {"10.8.1.2"}
+    assert main.run(["paths", "plan", *files, str(tmp_path / "v")]) == 0
+    assert f"AVOIDED  {LEAF} → 10.8.0.2 is dead (confidence 97%" in capsys.readouterr().out
+
+
+def lines(*said: dict[str, Any]) -> str:
+    first = {"type": "attached", "schema": "ncclwatch.attach/1"}
+    return "".join(json.dumps(one) + "\n" for one in (first, *said))
+
+
+def test_of_what_attach_wrote_those_verdicts_count_that_stand(tmp_path: Path) -> None:
+    stands, over = verdict(VerdictClass.RUNNING, LINE), verdict(VerdictClass.HARDWARE, link=LinkRef(4, 5, "net"))
+    begun = [{"type": "verdict", "verdict": each} for each in (over, stands)]
+    file = tmp_path / "attach"
+    file.write_text(lines(*begun, {"type": "recovery", "id": over["id"], "verdict": over}) + '{"type": "verd')
+    assert [one.link for one in inputs_of([file]).told] == [(LEAF, "10.8.0.2")]
+    file.write_text(lines({"type": "note"}))
+    with pytest.raises(UsageError):
+        inputs_of([file])
+
+
+def test_a_recording_has_flows_and_probes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = Recorder(tmp_path / "a", about={"host": "a"})
+    look = NetworkLook((ETH0,), flows=(FIRST, SECOND))
+    batch = NodeBatch(host="a", boot_id="a", sequence=0, time_ns=1, wall_ns=10**9, network=look, paths=(probe(*OWN, *LIVE),))
+    recorder.put(batch)
+    recorder.close("done")
+    found = inputs_of([tmp_path / "a"])
+    assert len(found.flows) == 2 and [one.source for one in found.probes] == ["10.0.0.1"] and not found.told
+    (tmp_path / "probe").write_bytes(msgspec.json.encode(ProbeFile(SCHEMA, (probe(*OWN, *LIVE),))))
+    assert main.run(["paths", "plan", str(tmp_path / "a"), str(tmp_path / "probe")]) == 0
+    assert "CROWDED  2 flows cross" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"type": 1}', b'{"schema": "ncclwatch.verdict/1"}', b'{"schema": 3}', b"\xff"])
+def test_other_files_are_refused_in_one_line(tmp_path: Path, data: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x").write_bytes(data)
+    assert main.run(["paths", "plan", str(tmp_path / "x")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
