@@ -19,12 +19,15 @@ from ncclwatch.stopping import stop_on_signals
 from ncclwatch.text import clean
 
 if TYPE_CHECKING:
-    from ncclwatch.cli.paths_keeper import Change
+    from ncclwatch.cli.paths_keeper import Change, Keeper
+    from ncclwatch.cli.paths_rates import Rates
     from ncclwatch.model.paths import Probe
     from ncclwatch.paths.measured_plan import MeasuredPlan
     from ncclwatch.paths.trial import Fall
 
 SCHEMA_NAME = "ncclwatch.pathfollow/1"
+RATES_S = 0.5
+"""Between two looks at rates, at most."""
 
 
 def follow(
@@ -75,14 +78,19 @@ def follow(
     keeper.keep(keep)
     rates = Rates(named, every=every) if named or every else None
     with closing(rates) if rates is not None else nullcontext():
-        while not stop.wait(max(0.0, min(interval, ends - time.monotonic()))) and time.monotonic() < ends:
+        due = time.monotonic() + interval
+        while not stop.wait(max(0.0, min(due, ends) - time.monotonic() if rates is None else min(interval, RATES_S))):
             began = time.monotonic()
-            changes = keeper.look()
+            if began >= ends:
+                break
+            changes = keeper.look() if began >= due else []
+            if began >= due:
+                due = began + interval
             if changes:
                 _say(keeper.publish(), changes, time.monotonic() - began, as_json)
                 keeper.keep(keep)
-            if rates is not None and (fall := keeper.judge(rates.look())) is not None:
-                _say_taken_back(fall, output, as_json)
+            if rates is not None:
+                _compare(keeper, rates, output, as_json)
 
 
 def _is_here(probe: Probe) -> bool:
@@ -92,6 +100,22 @@ def _is_here(probe: Probe) -> bool:
         return own_address(probe.destination) == probe.source
     except NcclwatchError:
         return False
+
+
+def _compare(keeper: Keeper, rates: Rates, output: Path, as_json: bool) -> None:
+    """Look at the rates once, and say what that comes to where it is new."""
+    known = keeper.compares_with
+    fall = keeper.judge(rates.look())
+    if fall is not None:
+        _say_taken_back(fall, output, as_json)
+    elif known is None and (before := keeper.compares_with) is not None:
+        if as_json:
+            emit_json({"schema": SCHEMA_NAME, "wall_s": time.time(), "compares_with_bytes_per_s": before}, indent=None)
+        else:
+            emit(
+                f"rates on the plan will be compared with those of now: {before / 1e6:,.1f} MB/s of the slowest flow of this host"
+            )
+        flush()
 
 
 def _say_taken_back(fall: Fall, output: Path, as_json: bool) -> None:

@@ -110,6 +110,11 @@ class Keeper:
         self._trial = Trial({(d.source, one.source_port, d.destination, d.port) for d, one in pairs if one is not None})
         return made
 
+    @property
+    def compares_with(self) -> float | None:
+        """Bytes a second of the slowest flow before the plan was taken; ``None`` until that was seen often enough."""
+        return self._trial.compares_with
+
     def judge(self, flows: Sequence[MeasuredFlow]) -> Fall | None:
         """Compare the rates of this host's flows with those before they took the plan; where they fell take the plan back."""
         fall = self._trial.look([one for one in flows if one.source in self._sources])

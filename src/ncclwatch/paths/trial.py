@@ -41,6 +41,11 @@ class Trial:
     before: list[float] = field(default_factory=list)
     _after: list[float] = field(default_factory=list)
 
+    @property
+    def compares_with(self) -> float | None:
+        """The median before; ``None`` until there were looks enough."""
+        return median(self.before) if len(self.before) >= LOOKS else None
+
     def look(self, flows: Sequence[MeasuredFlow]) -> Fall | None:
         """Take one look at this host's flows; says so once when they have become slower on the plan than they were before."""
         pairs = {(source, destination) for source, _, destination, _ in self.planned}
