@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from ncclwatch.cli import main
 from ncclwatch.cli.paths_inputs import inputs_of
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.errors import UsageError
-from ncclwatch.model.network import NetworkLook
+from ncclwatch.model.network import NetworkLook, SocketFacts
 from ncclwatch.model.verdict import LinkRef, VerdictClass
 from ncclwatch.paths.probed import SCHEMA, ProbeFile
 from ncclwatch.store.recorder import Recorder
-from unit.cli.test_paths_plan import FIRST, SECOND, written
+from unit.cli.test_paths_plan import DOCUMENT, FIRST, SECOND, written
 from unit.paths.test_flow_map import ETH0
+from unit.paths.test_known import FILE as KNOWN
 from unit.paths.test_measured import LEAF, LIVE, OWN, probe
 from unit.paths.test_suspects import verdict
 
@@ -70,3 +72,40 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, data: bytes, capsys
     (tmp_path / "x").write_bytes(data)
     assert main.run(["paths", "plan", str(tmp_path / "x")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_topology_that_was_learned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = written(tmp_path, probe(*OWN, *LIVE, wrong=0.1))
+    (tmp_path / "v").write_text(json.dumps(verdict(VerdictClass.RUNNING, LINE)))
+    (tmp_path / "known").write_text(KNOWN)
+    words = ["paths", "topology", *files, str(tmp_path / "v"), "--known", str(tmp_path / "known")]
+    assert main.run([*words, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    up = next(one for one in data["edges"] if one["link"] == [LEAF, "10.8.0.2"])
+    assert up["confidence"] > 0.99 and up["state"]["confidence"] == 0.97 and len(up["flows"]) == 2 and up["ports"] == 6
+    assert any("by the file it lives" in one["text"] for one in data["contradictions"])
+    for name in (*data, *up, *data["contradictions"][0]):
+        assert f"`{name}`" in DOCUMENT, name
+    assert main.run(words) == 0
+    text = capsys.readouterr().out
+    assert "dead, 97%" in text and "CONTRADICTED  " in text and "CONFIDENCE" in text
+    assert main.run(["paths", "topology", *files]) == 0 and "CONTRADICTED" not in capsys.readouterr().out
+
+
+def test_rates_of_a_recording_that_drop_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two flows lose half of their rate at the same times, a third one at others."""
+    recorder = Recorder(tmp_path / "a", about={"host": "a"})
+    third = replace(SECOND, channel=2, socket=SocketFacts(1, "10.0.0.1:502", "10.0.1.1:40002"))
+    for number in range(80):
+        low, other = number * number % 7 < 2, number * number % 11 < 4
+        rates = (1e6 if low else 2e6, 1e6 if low else 2e6, 1e6 if other else 2e6)
+        flows = tuple(replace(one, bandwidth=rate) for one, rate in zip((FIRST, SECOND, third), rates, strict=True))
+        time_ns = 3 * number * 10**9
+        look = NetworkLook((ETH0,), flows=flows)
+        recorder.put(NodeBatch(host="a", boot_id="a", sequence=number, time_ns=time_ns, wall_ns=time_ns, network=look))
+    recorder.close("done")
+    assert main.run(["paths", "topology", str(tmp_path / "a"), "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["shared"]
+    assert [each["channel"] for each in one["flows"]] == [0, 1] and one["confidence"] > 0.9
+    assert main.run(["paths", "topology", str(tmp_path / "a")]) == 0
+    assert "HINT  2 flows seem to share a bottleneck" in capsys.readouterr().out
