@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ncclwatch.model.paths import Probe
     from ncclwatch.paths.measured import MeasuredFlow
     from ncclwatch.paths.measured_plan import JobGain, MeasuredPlan
+    from ncclwatch.paths.suspects import Told
 
 SCHEMA_NAME = "ncclwatch.pathplan/1"
 MAX_ROWS = 64
@@ -46,6 +47,10 @@ def plan(
         Path | None, typer.Option("--picture", metavar="FILE", help="Draw the paths as they are and as planned, a page (HTML).")
     ] = None,
     floor: FloorOption = 5.0,
+    known: Annotated[
+        Path | None,
+        typer.Option("--known", metavar="FILE", help="TOML file of the fabric: which links are slow or dead."),
+    ] = None,
     slurm: SlurmOption = None,
     kubernetes: KubernetesOption = None,
     as_json: JsonOption = False,
@@ -57,6 +62,7 @@ def plan(
 
     given = inputs_of(files)
     flows, probes = given.flows, given.probes
+    told = given.told + (_known(known, probes) if known is not None else [])
     protocols = {one.protocol for one in probes}
     if len(protocols) > 1:
         raise UsageError("these probes are of TCP and of UDP", "plan for one of them at a time")
@@ -67,7 +73,7 @@ def plan(
             f"there is no {'flow with a known five-tuple' if not flows else 'probe'} in these files",
             "give output of 'ncclwatch paths --json' and of 'ncclwatch paths probe -o FILE', of each host",
         )
-    found = measured_plan.plan(flows, probes, floor=floor / 100, told=given.told)
+    found = measured_plan.plan(flows, probes, floor=floor / 100, told=told)
     if (slurm is not None or kubernetes is not None) and output is None:
         raise UsageError("advice for Slurm or Kubernetes is about a plan that is written", "give --output FILE as well")
     if output is not None and not found.refused:
@@ -87,6 +93,14 @@ def plan(
     for line in (*given.notes, *found.notes):
         note(line)
     return ExitStatus.OK
+
+
+def _known(file: Path, probes: Sequence[Probe]) -> list[Told]:
+    """What a file says of the links that a plan can choose among."""
+    from ncclwatch.paths.known import read, told_by_file
+    from ncclwatch.paths.measured import open_links
+
+    return told_by_file(read(file), set().union(*open_links(probes).values()))
 
 
 def _write(found: MeasuredPlan, output: Path, slurm: Path | None, kubernetes: Path | None) -> None:

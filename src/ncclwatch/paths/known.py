@@ -17,7 +17,7 @@ import ipaddress
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -31,7 +31,8 @@ from ncclwatch.paths.bottlenecks import is_queued
 from ncclwatch.paths.fabric import Fabric
 from ncclwatch.paths.fabric_file import parse, read_text
 from ncclwatch.paths.learned import Edge
-from ncclwatch.paths.measured import SLOWER
+from ncclwatch.paths.measured import SLOWER, Link
+from ncclwatch.paths.suspects import Told
 from ncclwatch.text import clean
 
 SURE = 0.95
@@ -109,6 +110,25 @@ def _address(text: str) -> str:
         return str(ipaddress.ip_address(text))
     except ValueError:
         raise UsageError(f"'{clean(text)}' of a [[router]] is no IP address", "give what 'paths probe' shows") from None
+
+
+def told_by_file(known: Known, links: Iterable[Link]) -> list[Told]:
+    """What the file says of links between named routers, for a plan: dead ones, and those that carry less than the largest."""
+    speeds = {link: gbps for link in links if (gbps := _gbps(known, link)) is not None}
+    most = max(speeds.values(), default=0.0)
+    return [Told(gbps / most, 1.0, "the file says so", link) for link, gbps in sorted(speeds.items()) if gbps < most]
+
+
+def _gbps(known: Known, link: Link) -> float | None:
+    """What parallel links between two routers carry together by the file, in this direction; ``None`` where it does not say."""
+    fabric, ends = known.fabric, tuple(known.routers.get(end, "") for end in link)
+    upwards = ends[0] in fabric.leaves
+    below, above = ends if upwards else ends[::-1]
+    if below not in fabric.leaves or above not in fabric.spines:
+        return None
+    joined = fabric.uplinks_between(fabric.leaves.index(below), fabric.spines.index(above))
+    first = fabric.first_up if upwards else fabric.first_down
+    return float(sum(fabric.capacity[first + uplink] for uplink in joined)) if joined else None
 
 
 def contradictions(known: Known, probes: Sequence[Probe], edges: Sequence[Edge]) -> tuple[list[Contradiction], list[str]]:
@@ -206,18 +226,13 @@ def _spines(known: Known, probe: Probe, rows: Sequence[Sequence[int]], seen: Cou
 def _link(known: Known, edge: Edge) -> Iterator[Contradiction]:
     """Whether two named routers are joined, whether their links live, and what they carry."""
     ends = tuple(known.routers.get(end, "") for end in edge.link)
-    fabric = known.fabric
     if not all(ends):
         return
-    below, above = ends if ends[0] in fabric.leaves else ends[::-1]
-    two_tiers = below in fabric.leaves and above in fabric.spines
-    joined = fabric.uplinks_between(fabric.leaves.index(below), fabric.spines.index(above)) if two_tiers else []
     where = f"{edge.link[0]} → {edge.link[1]} ({ends[0]} → {ends[1]})"
-    if not joined:
+    gbps = _gbps(known, edge.link)
+    if gbps is None:
         yield Contradiction(f"{where} is a link; by the file these two are not joined", edge.confidence)
         return
-    first = fabric.first_up if ends[0] == below else fabric.first_down
-    gbps = float(sum(fabric.capacity[first + uplink] for uplink in joined))
     if gbps == 0 and edge.ports:
         yield Contradiction(f"{where} is taken by {edge.ports} source ports; by the file it is dead", edge.confidence)
     carries = edge.rate * 8 / 1e9

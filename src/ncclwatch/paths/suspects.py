@@ -65,9 +65,9 @@ class _Verdict(msgspec.Struct, rename={"verdict_class": "class"}):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one verdict says of one link: the two routers, or a connection (communicator, sender, receiver) and its channels.
+    """What a verdict, or a file, says of a link: two routers, or a connection (communicator, sender, receiver) and its channels.
 
-    ``left`` is the part of its capacity that is left, 0 of a dead one; ``by`` is the id of the verdict.
+    ``left`` is the part of its capacity that is left, 0 of a dead one; ``by`` says who told it: ``verdict 3fbb3eb87af2``.
     """
 
     left: float
@@ -109,7 +109,7 @@ def told_by(verdict: Mapping[str, Any], name: str) -> list[Told]:
         raise UsageError(f"{clean(name)} holds no verdict: {clean(str(error), 200)}", "give 'diagnose --json'") from None
     if found.schema != SCHEMA_NAME:
         raise UsageError(f"{clean(name)} has the schema {clean(found.schema, 60)}", f"this release reads {SCHEMA_NAME}")
-    by = clean(found.id, 12)
+    by = f"verdict {clean(found.id, 12)}"
     told: list[Told] = []
     for line in found.evidence:
         if (dead := _DEAD.match(line)) is not None:
@@ -148,13 +148,11 @@ def suspects(
         links = [one.link] if one.link is not None else _of_connection(one, flows, now, open_)
         if not links:
             _, rank, peer = one.connection
-            notes.append(
-                f"verdict {one.by}: which link the connection of ranks {rank} → {peer} of its communicator fails on is not told"
-            )
+            notes.append(f"{one.by}: on which link ranks {rank} → {peer} of its communicator fail is not told by these probes")
         for link in links:
             state = "dead" if one.left == 0 else f"slow ({one.left:.0%} of what it should carry)"
             alone = "" if len(links) == 1 else f", this or another of {len(links)} links"
-            text = f"{link_text(link)} is {state} (confidence {one.confidence:.0%}{alone}; verdict {one.by})"
+            text = f"{link_text(link)} is {state} (confidence {one.confidence:.0%}{alone}; {one.by})"
             made = Suspect(link, one.left, one.confidence, text)
             if link not in found or made.expected < found[link].expected:
                 found[link] = made

@@ -38,6 +38,20 @@ def test_a_plan_avoids_what_a_verdict_calls_dead(tmp_path: Path, capsys: pytest.
     assert f"AVOIDED  {LEAF} → 10.8.0.2 is dead (confidence 97%" in capsys.readouterr().out
 
 
+def test_a_plan_takes_speeds_and_dead_links_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = written(tmp_path, probe(*OWN, *LIVE))
+    far = 'leaf = "far"\nspine = "s0"\ngbps = '
+    for gbps, says in ((0, "is dead"), (20, "is slow (20% of what it should carry)")):
+        (tmp_path / "known").write_text(KNOWN.replace(f"{far}100", f"{far}{gbps}"))
+        assert main.run(["paths", "plan", *files, "--known", str(tmp_path / "known"), "--json"]) == 0
+        data = json.loads(capsys.readouterr().out)
+        assert [one["link"] for one in data["avoided"]] == [["10.8.0.2", "10.7.0.1"]] and says in data["avoided"][0]["text"]
+        assert {one["hops"][1] for one in data["connections"]} == {"10.8.1.2"}
+    (tmp_path / "known").write_text(KNOWN)
+    assert main.run(["paths", "plan", *files, "--known", str(tmp_path / "known"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["avoided"] == []
+
+
 def lines(*said: dict[str, Any]) -> str:
     first = {"type": "attached", "schema": "ncclwatch.attach/1"}
     return "".join(json.dumps(one) + "\n" for one in (first, *said))

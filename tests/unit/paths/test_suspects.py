@@ -63,7 +63,7 @@ def test_a_plan_does_without_a_dead_link_and_loads_a_slow_one_less() -> None:
     assert {choice.hops[1] for choice in plain.chosen if choice} == {"10.8.0.2", "10.8.1.2"} and not plain.avoided
     gone = plan(FLOWS, EVERY, floor=0.0, told=[Told(0.0, 0.9, "v", UP0)])
     assert {choice.hops[1] for choice in gone.chosen if choice} == {"10.8.1.2"} and len(gone.avoided) == 1
-    assert "is dead (confidence 90%; verdict v)" in gone.avoided[0].text
+    assert "is dead (confidence 90%; v)" in gone.avoided[0].text
     assert gone.gains[0].gain > plain.gains[0].gain, "a flow on a dead link is the slowest there is"
     slow = plan([*FLOWS, flow(2, 502)], EVERY, floor=0.0, told=[Told(0.25, 1.0, "v", UP0)])
     assert [choice.hops[1] for choice in slow.chosen if choice].count("10.8.0.2") == 0

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ncclwatch.paths.measured import MeasuredFlow
 from ncclwatch.paths.trial import LOOKS, Fall, Trial
 from unit.paths.test_measured import A, B, flow
 
 PLANNED = {(A, 700 + n, B, 26000 + n) for n in (0, 1)}
 
 
-def at(*rates: float, planned: bool = False) -> list:
+def at(*rates: float, planned: bool = False) -> list[MeasuredFlow]:
     flows = [flow(n, 500 + n, rate=rate) for n, rate in enumerate(rates)]
     return [replace(one, source_port=700 + n, port=26000 + n) for n, one in enumerate(flows)] if planned else flows
 
 
-def told(trial: Trial, before: list[list], after: list[list]) -> list[Fall]:
+def told(trial: Trial, before: list[list[MeasuredFlow]], after: list[list[MeasuredFlow]]) -> list[Fall]:
     return [fall for one in (*before, *after) if (fall := trial.look(one)) is not None]
 
 
