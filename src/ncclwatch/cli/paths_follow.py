@@ -65,30 +65,28 @@ def follow(
     if named and every:
         raise UsageError("--pid and --all exclude each other", "give one of them")
     given = inputs_of(files)
-    flows, probes = given.flows, given.probes
-    mine = [one for one in probes if one.protocol is Protocol.TCP and _is_here(one)]
-    if not mine or not flows:
+    mine = [one for one in given.probes if one.protocol is Protocol.TCP and _is_here(one)]
+    if not mine or not given.flows:
         raise UsageError(
             "these files hold no probe from this host over TCP, or no flow", "run 'ncclwatch paths probe -o FILE' here first"
         )
     stop = stop_on_signals()
     ends = time.monotonic() + (duration or 1e9)
-    keeper = Keeper(flows, probes, {one.source for one in mine}, output, given.told)
+    keeper = Keeper(given.flows, given.probes, {one.source for one in mine}, output, given.told)
     _say(keeper.publish(), [], 0.0, as_json)
     keeper.keep(keep)
     rates = Rates(named, every=every) if named or every else None
+    due = time.monotonic() + interval
     with closing(rates) if rates is not None else nullcontext():
-        due = time.monotonic() + interval
         while not stop.wait(max(0.0, min(due, ends) - time.monotonic() if rates is None else min(interval, RATES_S))):
             began = time.monotonic()
             if began >= ends:
                 break
-            changes = keeper.look() if began >= due else []
             if began >= due:
-                due = began + interval
-            if changes:
-                _say(keeper.publish(), changes, time.monotonic() - began, as_json)
-                keeper.keep(keep)
+                if changes := keeper.look():
+                    _say(keeper.publish(), changes, time.monotonic() - began, as_json)
+                    keeper.keep(keep)
+                due = time.monotonic() + interval
             if rates is not None:
                 _compare(keeper, rates, output, as_json)
 

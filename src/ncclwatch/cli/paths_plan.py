@@ -58,21 +58,10 @@ def plan(
     """Say which flows crowd, assign source ports so that they do not, and predict what that gains. Nothing is applied."""
     from ncclwatch.cli.paths_inputs import inputs_of
     from ncclwatch.paths import measured_plan
-    from ncclwatch.paths.ports import ROCE_PORT
 
     given = inputs_of(files)
-    flows, probes = given.flows, given.probes
+    probes, flows = given.probes, _of_one_protocol(given.flows, given.probes)
     told = given.told + (_known(known, probes) if known is not None else [])
-    protocols = {one.protocol for one in probes}
-    if len(protocols) > 1:
-        raise UsageError("these probes are of TCP and of UDP", "plan for one of them at a time")
-    roce = Protocol.UDP in protocols
-    flows = [flow for flow in flows if (flow.port == ROCE_PORT) == roce]
-    if not flows or not probes:
-        raise UsageError(
-            f"there is no {'flow with a known five-tuple' if not flows else 'probe'} in these files",
-            "give output of 'ncclwatch paths --json' and of 'ncclwatch paths probe -o FILE', of each host",
-        )
     found = measured_plan.plan(flows, probes, floor=floor / 100, told=told)
     if (slurm is not None or kubernetes is not None) and output is None:
         raise UsageError("advice for Slurm or Kubernetes is about a plan that is written", "give --output FILE as well")
@@ -93,6 +82,23 @@ def plan(
     for line in (*given.notes, *found.notes):
         note(line)
     return ExitStatus.OK
+
+
+def _of_one_protocol(flows: Sequence[MeasuredFlow], probes: Sequence[Probe]) -> list[MeasuredFlow]:
+    """The flows that the probes are about. Raises :class:`UsageError` where there is nothing to plan, or for two protocols."""
+    from ncclwatch.paths.ports import ROCE_PORT
+
+    protocols = {one.protocol for one in probes}
+    if len(protocols) > 1:
+        raise UsageError("these probes are of TCP and of UDP", "plan for one of them at a time")
+    roce = Protocol.UDP in protocols
+    found = [flow for flow in flows if (flow.port == ROCE_PORT) == roce]
+    if not found or not probes:
+        raise UsageError(
+            f"there is no {'flow with a known five-tuple' if not found else 'probe'} in these files",
+            "give output of 'ncclwatch paths --json' and of 'ncclwatch paths probe -o FILE', of each host",
+        )
+    return found
 
 
 def _known(file: Path, probes: Sequence[Probe]) -> list[Told]:
