@@ -165,13 +165,13 @@ def test_flows_that_share_a_spine_are_told_by_their_rates_where_routers_are_sile
     steady, bursts, recording = tmp_path / "steady.pins", tmp_path / "bursts.pins", tmp_path / "recording"
     steady.write_text(pinned(fabric, 40000, (0, 1)))
     bursts.write_text(pinned(fabric, 41000, (0, 0)))
-    rests = ("--pause-us", "6000000")
+    rests = ("--pause-us", "3000000")
     with (
         fabric.job(pins=(library, str(steady)), count=COUNT) as job,
-        fabric.job(pins=(library, str(bursts)), count=8 * COUNT, extra=rests) as other,
+        fabric.job(pins=(library, str(bursts)), count=4 * COUNT, extra=rests) as other,
     ):
         pids = ",".join(map(str, [*job.pids, *other.pids]))
-        ncclwatch("record", "--pid", pids, "-o", str(recording), "--duration", "150")
+        ncclwatch("record", "--pid", pids, "-o", str(recording), "--duration", "100")
     said = json.loads(ncclwatch("paths", "topology", str(recording), "--json"))
     assert said["shared"], said["notes"]
     for group in said["shared"]:

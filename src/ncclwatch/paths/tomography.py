@@ -100,32 +100,33 @@ def _told(found: Iterable[tuple[float, tuple[int, int]]]) -> Sequence[tuple[floa
 
 
 def _chance(one: Floats, other: Floats) -> float | None:
-    """How likely it is that these series fit as well by chance; ``None`` where there is nothing to compare."""
-    signs = [_both_drop(one, other), _drops_while(one, other), _drops_while(other, one)]
-    known = [sign for sign in signs if sign is not None]
-    return min(1.0, len(known) * min(known)) if known else None
+    """How likely it is that these series fit as well by chance; ``None`` where there is nothing to compare.
 
-
-def _both_drop(one: Floats, other: Floats) -> float | None:
+    One sign is looked at, chosen by what can be compared and not by what comes of it: a drop of one while the other sends, where
+    that one also rests; of two such the one with more looks on its rarer side; else drops of both.
+    """
+    ways = [(_sides(a, b), a, b) for a, b in ((one, other), (other, one))]
+    sides, drops_of, sends = max(ways, key=lambda way: way[0])
+    if sides >= FEWEST_DROPS:
+        known, sending = np.isfinite(drops_of), np.isfinite(sends)
+        return _by_shifts(np.where(known, drops_of, 0.0), sending.astype(np.float64))
     both = np.isfinite(one) & np.isfinite(other)
-    a, b = (np.where(np.isfinite(each), each, 0.0) for each in (one, other))
-    if both.sum() < FEWEST_LOOKS or min((a[both] > 0).sum(), (b[both] > 0).sum()) < FEWEST_DROPS:
+    if both.sum() < FEWEST_LOOKS or min((one[both] > 0).sum(), (other[both] > 0).sum()) < FEWEST_DROPS:
         return None
-    return _by_shifts(a - a.mean(), b - b.mean())
+    return _by_shifts(*(np.where(np.isfinite(each), each, 0.0) for each in (one, other)))
 
 
-def _drops_while(one: Floats, other: Floats) -> float | None:
-    """``one`` drops while ``other`` sends."""
-    sends = np.isfinite(other)
-    known = np.isfinite(one)
-    counts = (known & sends).sum(), (known & ~sends).sum()
-    a = np.where(known, one, 0.0)
-    if known.sum() < FEWEST_LOOKS or min(*counts, (a > 0).sum()) < FEWEST_DROPS:
-        return None
-    return _by_shifts(a - a.mean(), sends - sends.mean())
+def _sides(one: Floats, other: Floats) -> int:
+    """Looks on the rarer side: drops of ``one``, the ``other`` sending, or at rest; 0 where there are too few looks."""
+    known, sends = np.isfinite(one), np.isfinite(other)
+    if known.sum() < FEWEST_LOOKS:
+        return 0
+    return int(min((one[known] > 0).sum(), (known & sends).sum(), (known & ~sends).sum()))
 
 
 def _by_shifts(a: Floats, b: Floats) -> float:
-    """The part of all shifts of one series around the other, the true one among them, that fit at least as well."""
-    fits = np.fft.irfft(np.fft.rfft(a) * np.conj(np.fft.rfft(b)), len(a))
+    """The part of all shifts of one series around the other, forwards and backwards, that fit at least as well as it does."""
+    a, b = a - a.mean(), b - b.mean()
+    turned = np.fft.rfft(a)
+    fits = np.concatenate([np.fft.irfft(turned * np.conj(np.fft.rfft(each)), len(a)) for each in (b, b[::-1])])
     return float((fits >= fits[0] - 1e-9 * max(1.0, abs(float(fits[0])))).mean())
