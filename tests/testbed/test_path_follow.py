@@ -94,7 +94,7 @@ def test_a_plan_on_which_flows_are_slower_is_taken_back(fabric: Spines, library:
         ask(fabric, flows, probes)
         ncclwatch("paths", "plan", str(flows), *map(str, probes), "--floor", "0", "-o", str(plan))
         # Rates alone are looked at: a queue may be too long for a probe's patience.
-        words = [*ME, "paths", "follow", str(flows), *map(str, probes), "-o", str(live), "--all", "--interval", "60", "--json"]
+        words = [*ME, "paths", "follow", str(flows), *map(str, probes), "-o", str(live), "--all", "--interval", "3600", "--json"]
         keeper = fabric.hosts[0].popen(words, stdout=subprocess.PIPE, text=True)
         assert keeper.stdout is not None
         first, compares = (json.loads(keeper.stdout.readline()) for _ in range(2))
@@ -114,7 +114,8 @@ def test_a_plan_on_which_flows_are_slower_is_taken_back(fabric: Spines, library:
     assert live.read_text() == old
     with fabric.job(pins=(library, str(live)), count=COUNT) as job:
         job.wait_progress(1)
-        assert flow_map_of(job) == planned(old)
+        # Source ports of the first may be in TIME_WAIT still; what is connected to tells whose plan it is.
+        assert {port for port, _ in flow_map_of(job).values()} == {port for port, _ in planned(old).values()}
 
 
 def until_living(lines: Any, one: dict[str, Any], leaf: int) -> None:

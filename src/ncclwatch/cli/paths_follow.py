@@ -39,7 +39,7 @@ def follow(
         Path | None,
         typer.Option("--keep", metavar="FILE", help="What was seen, anew with each plan: for --paths of 'attach' and 'agent'."),
     ] = None,
-    interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two looks.")] = 0.5,
+    interval: Annotated[float, typer.Option("--interval", min=0.1, max=3600.0, help="Seconds between two looks at paths.")] = 0.5,
     duration: Annotated[
         float | None, typer.Option("--duration", "-d", min=0.1, max=1e8, help="Seconds after which to end.")
     ] = None,
