@@ -83,7 +83,8 @@ TELL_SLOWNESS = frozenset({"rank logs", "rank logs with groupHash"})
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One scenario by one source. ``place``: exactly those at fault are named; ``right``: and the class fits; ``among``: the
-    class fits, and all ranks of the operation are named in which those at fault, or both ends of the link, are.
+    class fits, and all ranks of the operation are named in which those at fault, or both ends of the link, are. ``beside``:
+    nobody is accused, and those at fault are told among others.
     """
 
     scenario: Scenario
@@ -92,6 +93,7 @@ class Outcome:
     place: bool
     right: bool
     among: bool = False
+    beside: bool = False
 
 
 def judge_by(scenario: Scenario, source: str, timeline: Timeline) -> Outcome:
@@ -113,7 +115,8 @@ def judge_by(scenario: Scenario, source: str, timeline: Timeline) -> Outcome:
     said = verdict.verdict_class if verdict is not None else None
     fits, inside = said in expect.verdicts, wanted | set(expect.link)
     among = fits and not place and said is VerdictClass.HARDWARE and bool(inside) and inside <= named
-    return Outcome(scenario, source, verdict, place, place and fits, among)
+    beside = said is VerdictClass.UNKNOWN and not place and bool(wanted) and wanted <= named
+    return Outcome(scenario, source, verdict, place, place and fits, among, beside)
 
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
@@ -123,8 +126,8 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
         rows[str(one.scenario.expect.score_class), one.source].append(one)
     lines = [
         "| SIMULATED: class of the fault | source | scenarios | right ranks | right ranks and class | right class, all ranks "
-        "of its operation | ranks told, class unknown | somebody else accused |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "of its operation | ranks told, class unknown | ranks told among others, class unknown | somebody else accused |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for (fault, source), found in sorted(rows.items()):
         accused = [one for one in found if one.verdict is not None and one.verdict.verdict_class.accuses]
@@ -133,7 +136,8 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
         wrong = [one for one in accused if not one.place and not one.among]
         lines.append(
             f"| {fault} | {source} | {len(found)} | {sum(one.place for one in found)} | {sum(one.right for one in found)} | "
-            f"{sum(one.among for one in found)} | {'–' if quiet else len(unknown)} | {len(wrong)} |"
+            f"{sum(one.among for one in found)} | {'–' if quiet else len(unknown)} | "
+            f"{sum(one.beside for one in found)} | {len(wrong)} |"
         )
     return lines
 

@@ -21,6 +21,7 @@ from ncclwatch.engine.verdict import severity
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.ingest.base import Ingested, View
 from ncclwatch.ingest.folders import Found, Record, find, read
+from ncclwatch.ingest.joined import completed
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.slow_modes import SlowRule
@@ -86,6 +87,7 @@ def judge_foreign(
 def judge_found(found: Found, slow: SlowRule | None = None) -> tuple[list[Judged], list[str]]:
     """Every job, worst first, and what could not be read. Raises ``IngestError`` when nothing could."""
     records, problems = read(found)
+    records = completed(records)
     told = [(record, judge_ingested(record.ingested, slow)) for record in records]
     return sorted(joined(told), key=lambda one: severity(one.verdicts[0])), problems
 
@@ -102,6 +104,7 @@ def judge_ingested(ingested: Ingested, slow: SlowRule | None = None) -> list[Ver
         if number == 0 or any(verdict.verdict_class.accuses for verdict in found):
             said = found
     blind = ingested.blind
+    said = [ingested.finish(verdict) for verdict in said]
     return [replace(verdict, unobserved=tuple(dict.fromkeys((*verdict.unobserved, *blind)))) for verdict in said]
 
 

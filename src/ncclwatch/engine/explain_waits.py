@@ -9,8 +9,8 @@ from functools import partial
 
 from ncclwatch.engine.call_order import Deviation, deviation_facts, find_deviations
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody, observed, peers
-from ncclwatch.engine.connections import CHUNK_STEPS, Ring, is_ring, neighbours, rings_inside, unseen_peers
-from ncclwatch.engine.edges import PROXY_STALLS, End, Stall, Wait, Why, told, wait_facts
+from ncclwatch.engine.connections import CHUNK_STEPS, amid_rings, is_ring, neighbours, rings_inside, unseen_peers
+from ncclwatch.engine.edges import PROXY_STALLS, SAID_BY_THE_OTHER, End, Stall, Wait, Why, told, wait_facts
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, HiddenNode, LinkNode, RankNode
 from ncclwatch.engine.evidence.calls import called_less_often, lacks_calls
 from ncclwatch.engine.evidence.device import gpu_state
@@ -171,18 +171,12 @@ def _cause(case: Case, member: Member, sink: Sink) -> Cause:
         return Cause.GPU_RUNNING
     ends = [mark.end for mark in sink.stalls if mark.end is not None]
     if gpu is not KernelState.NOT_STARTED and not ends:
-        return Cause.GPU_STOPPED if _is_amid(case, member, sink) else Cause.NOT_TAKING_PART
+        amid = member.index in case.remember("amid", partial(amid_rings, case.job))
+        return Cause.GPU_STOPPED if amid else Cause.NOT_TAKING_PART
     begun = gpu is not KernelState.NOT_STARTED and any(
         end.sub.done > 0 or (end.sub.gpu_ready or 0) > 0 or _has_sent(case, end) for end in ends
     )  # fmt: skip
     return Cause.GPU_STOPPED if begun else Cause.GPU_NOT_BEGUN
-
-
-def _is_amid(case: Case, member: Member, sink: Sink) -> bool:
-    """Whether it has sent a part of its own in a ring inside its node and not yet read as much, so that its GPU has begun."""
-    job, keys = case.job, {mark.key for mark in sink.stalls if not mark.key.point_to_point}
-    rings = {n: case.remember(f"rings {n}", partial(rings_inside, job.groups[n])) for n in {key.group for key in keys}}
-    return any(job.groups[key.group].ranks[member.index] in rings[key.group].get(key.channel, Ring()).amid for key in keys)
 
 
 def _has_sent(case: Case, end: End) -> bool:
@@ -238,7 +232,7 @@ def _odd(
 
 def _lacks_call(job: Job, inside: Sequence[Wait], victims: set[int]) -> Hypothesis | None:
     """The one rank of a cycle that has called less than the others, or not what they wait in; or who is alone in it."""
-    asked = [(wait, lacks_calls(job, wait)) for wait in inside if wait.why in (Why.NO_OPERATION, Why.EMPTY)]
+    asked = [(wait, lacks_calls(job, wait)) for wait in inside if wait.why is Why.NO_OPERATION or wait.why in SAID_BY_THE_OTHER]
     lacking = [(wait, fewer) for wait, fewer in asked if fewer is not None or wait.why is Why.NO_OPERATION]
     waits, missing = [wait for wait, _ in lacking], {wait.target for wait, _ in lacking}
     only = missing.pop() if len(missing) == 1 else None

@@ -209,10 +209,12 @@ def _creation_lines(case: Case, group: Group, found: dict[int, Member]) -> Itera
 
 def pause(case: Case) -> Iterator[Hypothesis]:
     """Nothing moves, but not for long enough to accuse a rank that merely computes, or to say anything by calls."""
-    if case.still < case.patience_s and case.waits.open:
+    if case.still >= case.patience_s:
+        return
+    if case.waits.open:
         cause = Cause.TCP_TRIES if case.patience_s == case.retries_s else Cause.PAUSE
         yield nobody(cause, first_waits(case), seconds=case.patience_s)
-    elif case.still < case.patience_s:
+    else:
         yield from nothing_open(case)
 
 

@@ -65,12 +65,16 @@ class Ingested:
     """What a reader ought to know besides, a line each."""
     job: str = ""
     """What tells this job from others of the same format, as the names of its files have it; empty where nothing does."""
+    source: object = None
+    """What it was made of, for who joins it with another format of the same job (:mod:`ncclwatch.ingest.joined`)."""
     stages: bool = True
     """Whether stages of an iteration may be learned from its calls: that takes long, and a format may name them itself."""
     views: Sequence[View] = ()
     """Further views of the job, in the order in which they are judged."""
     amend: Callable[[Verdict], Verdict] = unchanged
-    """Adds to the verdict what no record of the engine holds: lines of a program, names of groups."""
+    """Adds to each verdict what no record of the engine holds: names of groups, times of calls."""
+    finish: Callable[[Verdict], Verdict] = unchanged
+    """Adds to what stands in the end what takes long to find: lines of a program."""
 
 
 class Format(ABC):

@@ -21,7 +21,7 @@ from ncclwatch.ingest.base import Format, Ingested, IngestError, View
 from ncclwatch.ingest.flight_recorder_file import looks_like_dump, read_dump
 from ncclwatch.ingest.flight_recorder_job import FlightJob
 from ncclwatch.ingest.flight_recorder_rank import LEAST_KEPT, RankDump, State, read_rank
-from ncclwatch.ingest.flight_recorder_words import BEGUN, CALLED, ENDED, Wording, amend
+from ncclwatch.ingest.flight_recorder_words import BEGUN, CALLED, ENDED, Wording, amend, with_lines
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.text import clean, compressed
 
@@ -96,15 +96,20 @@ def _read_job(prefix: str, files: dict[int, Path]) -> Ingested | list[str]:
                 problems.append(str(error))
     if not ranks:
         return problems
-    job = FlightJob(ranks)
+    return ingested_of(FlightJob(ranks), prefix, problems)
+
+
+def ingested_of(job: FlightJob, prefix: str, problems: Sequence[str] = (), notes: Sequence[str] = ()) -> Ingested:
+    """A job as batches, with its views."""
     views = []
     if job.begun_known:
         views.append(replace(_view(job, State.STARTED, BEGUN), over=_by_host))
-    if job.ended_known:
+    if job.ended_known and not job.partial:
         views.append(_view(job, State.COMPLETED, ENDED))
     return Ingested(
         batches=_Batches(job, State.SCHEDULED), problems=tuple(problems), blind=tuple(_blind(job)),
-        notes=tuple(_notes(job, prefix)), job=prefix, stages=False, views=tuple(views), amend=partial(amend, job, CALLED),
+        notes=(*_notes(job, prefix), *notes), job=prefix, source=job, stages=False, views=tuple(views),
+        amend=partial(amend, job, CALLED), finish=partial(with_lines, job),
     )  # fmt: skip
 
 
@@ -142,6 +147,8 @@ class _Batches(Sequence[NodeBatch]):
 def _blind(job: FlightJob) -> Iterator[str]:
     if job.missing:
         yield f"no dump of rank{'s' if len(job.missing) > 1 else ''} {compressed(job.missing)}"
+    if job.partial:
+        yield f"what GPUs have begun and ended on rank{'s' if len(job.partial) > 1 else ''} {compressed(job.partial)}: no dump"
     if not job.ended_known:
         yield "which operations have ended: no entry says so (gloo's never do), so that all may be open"
     elif not job.begun_known:
@@ -151,5 +158,6 @@ def _blind(job: FlightJob) -> Iterator[str]:
 
 
 def _notes(job: FlightJob, prefix: str) -> Iterator[str]:
-    versions = sorted({one.version for one in job.ranks})
-    yield f"Flight Recorder dumps {prefix}: ranks {compressed(one.rank for one in job.ranks)}, format {', '.join(versions)}"
+    dumps = [one for one in job.ranks if not one.partial]
+    versions = sorted({one.version for one in dumps})
+    yield f"Flight Recorder dumps {prefix}: ranks {compressed(one.rank for one in dumps)}, format {', '.join(versions)}"

@@ -134,7 +134,7 @@ class FlightJob:
     def _parts(self, one: RankDump) -> list[Part]:
         entries, parts = one.entries, []
         # Who has called nothing on the group of all ranks is a rank of it all the same.
-        silent = [name for name in self._used if name.about == DEFAULT_GROUP and name not in one.groups]
+        silent = [name for name in self._used if name.about == DEFAULT_GROUP and name not in one.groups and not one.partial]
         for number, name in enumerate((*one.groups, *silent)):
             own = entries[entries["group"] == number]
             parts.append(self._part(one, self.group(one, name), own[~own["message"]], own[own["message"] & ~own["coalesced"]]))
@@ -172,6 +172,11 @@ class FlightJob:
         written = max((one.written_ns for one in self.ranks), default=0)
         expires = max((one.expires_ns for one in self.ranks), default=0)
         return newest, max(newest + 1, min(written, expires) if expires > newest else written)
+
+    @property
+    def partial(self) -> list[int]:
+        """Ranks of which another record tells the calls alone."""
+        return [one.rank for one in self.ranks if one.partial]
 
     @property
     def dated(self) -> bool:

@@ -93,6 +93,8 @@ class RankDump:
     """Groups of which older entries were left out."""
     backends: list[str] = field(default_factory=list)
     version: str = ""
+    partial: bool = False
+    """Whether it was made of another record, which need not know all groups of the rank and knows no state."""
 
 
 def read_rank(dump: Dump, rank: int, least: int = LEAST_KEPT) -> RankDump:
@@ -209,7 +211,7 @@ class _Reader:
         number = self.groups.get(group)
         if number is None:
             number = self.groups[group] = len(self.groups)
-            self.ids[_whole(entry.get("pg_id", -1))] = group
+            self.ids[_number(entry.get("pg_id", -1))] = group
             if number >= MOST_GROUPS:
                 raise ValueError("too many process groups")
         message = title.message or (title.coalesced and bool(entry.get("is_p2p")))
@@ -234,7 +236,12 @@ def _group_of(entry: Mapping[str, Any]) -> GroupName:
         raise TypeError("a process group without a name")
     if type(named) is str:
         return GroupName(named[:4096], "")
-    return GroupName(str(_whole(entry.get("pg_id", 0))), "")
+    return GroupName(str(_number(entry.get("pg_id", 0))), "")
+
+
+def _number(value: Any) -> int:
+    """A number of a group, which who writes dumps anew as JSON may have made text."""
+    return _whole(int(value) if type(value) is str and value.isdecimal() and len(value) < 12 else value)
 
 
 def _whole(value: Any) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ncclwatch.collect.functions import function
+from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.ingest.base import IngestError
 from ncclwatch.ingest.flight_recorder_file import read_dump
 from ncclwatch.ingest.flight_recorder_job import FIRST_PID, FlightJob, Group, host_of
@@ -62,7 +63,7 @@ ENDED = Wording("ended", "is in an operation that the others have ended", Verdic
 
 
 def amend(job: FlightJob, wording: Wording, verdict: Verdict) -> Verdict:
-    """The verdict in these words, with lines of the program."""
+    """The verdict in these words."""
     if wording is BEGUN and not all(_has_called(job, culprit) for culprit in verdict.culprits):
         wording = CALLED
     say = _translation(job, wording)
@@ -83,8 +84,13 @@ def amend(job: FlightJob, wording: Wording, verdict: Verdict) -> Verdict:
         trail=tuple(replace(step, text=say(step.text)) for step in verdict.trail),
     )
     verdict = _unlike(job, _inside(job, verdict))
-    verdict = verdict if verdict.culprits else _nobody(job, verdict)
-    return replace(verdict, evidence=(*verdict.evidence, *_lines(job, verdict)))
+    return verdict if verdict.culprits else _nobody(job, verdict)
+
+
+def with_lines(job: FlightJob, verdict: Verdict) -> Verdict:
+    """The verdict with lines of the program; dumps of ranks that are named are read once more for them."""
+    with collector_at_rest():
+        return replace(verdict, evidence=(*verdict.evidence, *_lines(job, verdict)))
 
 
 def _translation(job: FlightJob, wording: Wording) -> Callable[[str], str]:
@@ -210,7 +216,7 @@ def _nobody(job: FlightJob, verdict: Verdict) -> Verdict:
         )  # fmt: skip
     if 2 * len(job.missing) > len(job.world):
         return _too_few(job, verdict, waiting)
-    if not job.missing and job.waited_s >= LASTED_S:
+    if not job.missing and not job.partial and job.waited_s >= LASTED_S:
         if not job.dated:
             verdict = replace(verdict, confidence=UNDATED, unobserved=(NOT_DATED, *verdict.unobserved))
         if crossed := circle(job):

@@ -20,11 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.ingest.base import Format, Ingested, IngestError
-from ncclwatch.ingest.rank_log_groups import Found, Shared, chains_of, join
+from ncclwatch.ingest.rank_log_groups import Found, LoggedRanks, Shared, chains_of, join
 from ncclwatch.ingest.rank_log_lateness import Lateness, name_latest, name_past
 from ncclwatch.ingest.rank_log_layout import HIGHEST_WORLD, Layout, beside
-from ncclwatch.ingest.rank_log_lines import parse
+from ncclwatch.ingest.rank_log_lines import numbered, parse
 from ncclwatch.ingest.rank_log_messages import peers
+from ncclwatch.ingest.rank_log_pace import slow_groups, tell_pace, unexplained
+from ncclwatch.ingest.rank_log_pauses import tell_pause
 from ncclwatch.ingest.rank_log_records import ends_early, events_of, last_call_lacking
 from ncclwatch.ingest.traced import SECOND, TracedRank, batches, look_times, once_a_moment, without_certainty, without_pids
 from ncclwatch.model.verdict import Verdict
@@ -37,7 +39,7 @@ MOST_BYTES = 1 << 29
 MOST_RANKS, MOST_NOTES = 4096, 20
 MOST_STAGED = 200_000
 """Bound: lines of a job of which passes and micro-batches are learned: that takes longer than all else."""
-_HEAD = re.compile(rb"^\[save_count \d+\] \[\d+\.\d{9}\] \[Rank \d+\] Fun \w+ Data \d+ stream 0x[0-9a-fA-F]+ opCount \d+", re.M)
+_HEAD = re.compile(rb"^(?:\[save_count \d+\] )?\[\d+\.\d{9}\] \[Rank \d+\] Fun \w+ Data \d+ stream 0x[0-9a-fA-F]+\b", re.M)
 BLIND = (
     "rank logs hold calls only: not what GPUs and proxies do, and neither hosts nor processes",
     "a call that follows the last save of a log is in no log",
@@ -96,15 +98,21 @@ class RankLogs(Format):
             notes.append(_doubt_text(*doubt))
         blind = [*BLIND, *(["the logs do not tell peers of sends and receives"] if known is None and _exchanges(found) else [])]
         lateness, sources = Lateness(found.shared, begin, end), {traced.rank: traced.source for traced in ranks}
+        paces = unexplained(slow_groups(found.shared, found.layout, lateness.parts), lambda rank: lateness.replica[rank])
         notes += [f"{_clock(late.begin)} {late.text(found.layout)}" for late in lateness.stretches()][:MOST_NOTES]
 
         def amend(verdict: Verdict) -> Verdict:
-            told = name_latest(verdict, lateness, found.layout, sources)
-            return without_certainty(without_pids(name_past(told, lateness, found.layout, sources)))
+            told = name_past(name_latest(verdict, lateness, found.layout, sources), lateness, found.layout, sources)
+            told = tell_pause(told, lateness.pause, found.layout, sources, lateness.end)
+            return without_certainty(without_pids(tell_pace(told, paces, found.layout, sources, lateness.end)))
 
         made, name = list(batches(ranks, looks)), clean(str(files[0].parent), 200)
         stages = sum(len(log.lines) for log in logs.values()) <= MOST_STAGED
-        return Ingested(made, problems, blind, notes, job=name, stages=stages, amend=once_a_moment(amend))
+        held = LoggedRanks(
+            {rank: chains_of(rank, log.lines) for rank, log in logs.items()},
+            {rank: log.path for rank, log in logs.items()}, {rank: log.written_ns for rank, log in logs.items()},
+        )  # fmt: skip
+        return Ingested(made, problems, blind, notes, job=name, source=held, stages=stages, amend=once_a_moment(amend))
 
 
 _WHAT_TO_DO = "give the rank_N.log files that NCCL_MEGATRACE_LOG_PATH holds"
@@ -137,7 +145,7 @@ def _read_all(files: Sequence[Path]) -> tuple[dict[int, _Log], list[str]]:
             continue
         problems += log.problems
         for rank in np.unique(log.lines["rank"]).tolist():
-            own = log.lines[log.lines["rank"] == rank]
+            own = numbered(log.lines[log.lines["rank"] == rank])
             if rank in logs:
                 problems.append(f"{clean(str(file), 200)}: rank {rank} is in {clean(logs[rank].path.name, 80)} already; left out")
             elif len(logs) < MOST_RANKS:

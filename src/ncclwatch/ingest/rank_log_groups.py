@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +91,15 @@ class Found:
     shared: list[Shared] = field(default_factory=list)
     left_out: int = 0
     layout: Layout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRanks:
+    """The communicators of ranks by their logs, and these logs."""
+
+    chains: Mapping[int, Sequence[Chain]]
+    paths: Mapping[int, Path] = field(default_factory=dict)
+    written_ns: Mapping[int, int] = field(default_factory=dict)
 
 
 def chains_of(rank: int, lines: NDArray[np.void]) -> list[Chain]:

@@ -1,17 +1,19 @@
 """Whose calls come last, by rank logs: MegaTrace's own way to a slow rank, for stretches in which others wait more than they
-did.
+did, or more than others of its kind.
 
 "By comparing timestamped synchronization calls within the collective group, the specific rank causing the barrier wait is
-pinpointed" (MegaTrace, III-C). Here: how long all others of a communicator had called an operation before its last one did,
-added up in windows, and less what is usual in the same log. Clocks of hosts that differ are put right by what their calls
-differ by at the median.
+pinpointed" (MegaTrace, III-C). Here: how long all others of a communicator waited for the last one's call
+(:mod:`.rank_log_waits`), added up in windows, and less what is usual in the same log. Where it was so from the beginning, or for
+most of the log, the other communicators of the same kind say what is usual.
 
-It is an estimate from calls: who calls late may be made late by another communicator, and a GPU that is slow shows only once
-its host waits for it. It names nobody unless one rank stands out.
+It is an estimate from calls: a GPU that is slow shows only once its host waits for it. It names nobody unless one rank stands
+out. Who is late among all that share their gradients is so with all that work on the same samples; the communicator that they
+call most on tells which of them.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -20,8 +22,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.ingest.rank_log_groups import POINT_TO_POINT, Chain, Shared
+from ncclwatch.ingest.rank_log_groups import Shared
 from ncclwatch.ingest.rank_log_layout import Layout
+from ncclwatch.ingest.rank_log_pauses import longest_pause
+from ncclwatch.ingest.rank_log_waits import FASTEST, Called, Excuses, Windows, called, replicas, waited_for
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
 SHORTEST_WINDOW_S, MOST_WINDOWS = 5.0, 60
@@ -33,16 +37,18 @@ OUTSTANDS = 1.3
 """
 LEAST = 0.1
 """Part of the time that others must wait for it beyond what is usual; chosen."""
+BY_KIND = 0.2
+"""The same where only other communicators of its kind say what is usual: stages and tensor groups of a healthy job differ by
+less; chosen.
+"""
+FEWEST_OF_A_KIND = 2
+"""Other communicators of a kind that say what is usual; chosen."""
 SLOWER = 0.9
 """Part of the usual calls of a window below which a job is taken for slow; chosen."""
-FASTEST = 0.75
-"""The quantile of windows by calls from which on a job is taken for healthy, to compare clocks; chosen."""
 USUAL = 0.25
 """The quantile of a log's windows that is taken for usual: less than three quarters of it are slow."""
 PAUSE = 0.3
 """A single wait of more than that part of all waits in a window is a pause (a loader, a checkpoint) and no slow rank; chosen."""
-LONGEST_WAIT_S = 60.0
-"""Bound: a longer one is no wait for a slow rank."""
 SHOWN = 3
 PAST_CONFIDENCE = 0.6
 """What stands out over two windows; chosen."""
@@ -59,7 +65,11 @@ class Late(NamedTuple):
     ranks: tuple[int, ...]
     role: str
     slow: bool
-    """Whether fewer calls were made there than usual."""
+    """Whether fewer calls were made there than usual, or others waited for it by far more than is usual."""
+    busiest: bool = True
+    """Whether it is the communicator on which the rank calls most."""
+    by_kind: bool = False
+    """Whether ``usual`` is that of other communicators of its kind."""
 
     @property
     def gained(self) -> float:
@@ -75,7 +85,7 @@ class Late(NamedTuple):
         names = f"ranks {', '.join(map(str, self.ranks[:8]))}{' …' if len(self.ranks) > 8 else ''}"
         return (
             f"rank {self.rank}{stage} calls last in {of} ({names}): for {self.end - self.begin:.0f} s the others waited for it "
-            f"{self.share:.0%} of the time, usually {self.usual:.0%}"
+            f"{self.share:.0%} of the time, {'in other groups of that kind' if self.by_kind else 'usually'} {self.usual:.0%}"
         )
 
 
@@ -87,48 +97,60 @@ class Lateness:
         self.window = max(SHORTEST_WINDOW_S, (self.end - self.begin) / MOST_WINDOWS)
         self.windows = max(1, int(np.ceil((self.end - self.begin) / self.window)))
         self._found: list[list[Late]] = [[] for _ in range(self.windows)]
-        for one in shared:
-            chains = [chain for chain in one.chains.values() if not chain.exchanges and len(chain.rows) >= FEWEST]
-            if len(chains) == len(one.chains) > 1:
-                self._take(one, chains)
+        self.parts = windows = Windows(self.begin, self.window, self.windows)
+        found = [one for own in shared if (one := called(own, windows, FEWEST)) is not None]
+        busiest: dict[int, Called] = {}
+        for one in found:
+            for rank in one.ranks:
+                if rank not in busiest or one.times.shape[1] > busiest[rank].times.shape[1]:
+                    busiest[rank] = one
+        self.replica = replicas(shared, {rank: one.shared for rank, one in busiest.items()})
+        excuses = Excuses(found)
+        tightest = list({id(one): one for one in busiest.values()}.values())
+        self.pause = longest_pause(tightest, excuses) if len(tightest) > 1 else None
+        shares = [np.stack([_share(one, place, excuses, windows) for place in range(len(one.ranks))], axis=1) for one in found]
+        usual = _of_their_kind(found, shares)
+        for one, own, of_kind in zip(found, shares, usual, strict=True):
+            self._take(one, own, of_kind, {rank for rank in one.ranks if busiest[rank] is one})
 
-    def _take(self, one: Shared, chains: Sequence[Chain]) -> None:
-        times = _lined_up(chains)
-        if times.shape[1] < FEWEST:
-            return
-        at = np.clip(((times.max(axis=0) - self.begin) / self.window).astype(np.int64), 0, self.windows - 1)
-        times = _on_one_clock(times, at)
-        order = np.sort(times, axis=0)
-        waits, last = np.minimum(order[-1] - order[-2], LONGEST_WAIT_S), np.argmax(times, axis=0)
-        total, longest = np.zeros((2, self.windows, len(chains)))
-        np.add.at(total, (at, last), waits)
-        np.maximum.at(longest, (at, last), waits)
-        total[longest > PAUSE * total] = 0.0
-        calls = np.bincount(at, minlength=self.windows)
-        shares = np.minimum(total / self.window, 1.0)
+    def _take(self, one: Called, shares: NDArray[np.float64], of_kind: NDArray[np.float64], busiest: set[int]) -> None:
+        calls = np.bincount(one.window, minlength=self.windows)
         busy = calls >= FEWEST
         if np.count_nonzero(busy) < 3:
             return
         usual, slow = np.quantile(shares[busy], USUAL, axis=0), calls < SLOWER * np.quantile(calls[busy], FASTEST)
-        ranks = tuple(sorted(chain.rank for chain in chains))
+        ranks = tuple(sorted(one.ranks))
         for number in np.flatnonzero(busy).tolist():
             begin = self.begin + number * self.window
-            for chain, share, normal in zip(chains, shares[number].tolist(), usual.tolist(), strict=True):
-                if share > normal:
+            for rank, share, normal in zip(one.ranks, shares[number].tolist(), usual.tolist(), strict=True):
+                kind = share - normal < LEAST and share - of_kind[number] >= BY_KIND
+                if share > normal or kind:
                     self._found[number].append(
-                        Late(chain.rank, share, normal, begin, begin + self.window, ranks, one.role, bool(slow[number]))
-                    )
+                        Late(
+                            rank, share, float(of_kind[number]) if kind else normal, begin, begin + self.window, ranks,
+                            one.shared.role, bool(slow[number]) or share - normal >= BY_KIND or kind, rank in busiest, kind,
+                        )
+                    )  # fmt: skip
 
     def of_window(self, number: int) -> tuple[Late | None, list[Late]]:
         """Who stands out in a window, if anybody does; and whoever is late, most late first."""
         found = sorted(self._found[number], key=lambda late: -late.gained)
-        if not found:
+        first = next((late for late in found if late.busiest and late.gained >= LEAST), found[0] if found else None)
+        if first is None:
             return None, []
-        first = found[0]
-        others = max((late.gained for late in found if late.rank not in first.ranks), default=0.0)
-        beside = max((late.gained for late in found if late.rank in first.ranks and late.rank != first.rank), default=0.0)
+        others = self.others(first, found)
+        beside = max((late.gained for late in found if late.ranks == first.ranks and late.rank != first.rank), default=0.0)
         stands = first.gained >= LEAST and first.gained >= OUTSTANDS * max(others, beside)
         return (first if stands else None), found
+
+    def others(self, first: Late, found: Sequence[Late]) -> float:
+        """How late ranks are that the first does not explain: whoever works on the same samples is late with it."""
+        return max(
+            (
+                late.gained for late in found
+                if late.rank not in first.ranks and (late.busiest or self.replica[late.rank] != self.replica[first.rank])
+            ), default=0.0,
+        )  # fmt: skip
 
     def at(self, time: float) -> tuple[Late | None, list[Late]]:
         """The same of the newest window that had ended by a moment (s since the epoch)."""
@@ -145,27 +167,26 @@ class Lateness:
                 yield own[0]._replace(share=share, usual=usual, end=min(own[-1].end, self.end))
 
 
-def _lined_up(chains: Sequence[Chain]) -> NDArray[np.float64]:
-    """When each rank called what all ranks called, s on its own clock, shape (ranks, operations)."""
-    parts = []
-    for chain in chains:
-        own = chain.lines[~np.isin(chain.lines["function"], POINT_TO_POINT)]
-        counts, first = np.unique(own["op_count"], return_index=True)
-        parts.append((counts, own["time_ns"][first]))
-    common = parts[0][0]
-    for counts, _ in parts[1:]:
-        common = np.intersect1d(common, counts, assume_unique=True)
-    return np.stack([own[np.searchsorted(counts, common)] / 1e9 for counts, own in parts])
+def _share(one: Called, place: int, excuses: Excuses, windows: Windows) -> NDArray[np.float64]:
+    """For which part of each window others waited for a rank; none where that was a single pause."""
+    total, longest = waited_for(one, place, excuses, windows)
+    found: NDArray[np.float64] = np.where(longest > PAUSE * total, 0.0, np.minimum(total / windows.length, 1.0))
+    return found
 
 
-def _on_one_clock(times: NDArray[np.float64], window: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Times on the clock of the first rank's host: less what they differ by in the windows with most calls, where the job was
-    fastest.
+def _of_their_kind(found: Sequence[Called], shares: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+    """For each communicator, by window, how long those of the others of its kind that call last are waited for, at the median;
+    1 where there are too few others.
     """
-    calls = np.bincount(window)
-    fast = calls[window] >= np.quantile(calls[calls >= FEWEST], FASTEST) if (calls >= FEWEST).any() else window >= 0
-    made: NDArray[np.float64] = times - np.median((times - times[:1])[:, fast], axis=1)[:, None]
-    return made
+    kinds: dict[tuple[str, int, int], list[int]] = defaultdict(list)
+    for number, one in enumerate(found):
+        kinds[one.shared.role, len(one.ranks), one.times.shape[1].bit_length()].append(number)
+    most = [own.max(axis=1) for own in shares]
+    usual = [np.ones(len(own)) for own in most]
+    for numbers in kinds.values():
+        for number in numbers if len(numbers) > FEWEST_OF_A_KIND else ():
+            usual[number] = np.median([most[other] for other in numbers if other != number], axis=0)
+    return usual
 
 
 def name_latest(verdict: Verdict, lateness: Lateness, layout: Layout | None, sources: dict[int, str]) -> Verdict:
@@ -179,7 +200,7 @@ def name_latest(verdict: Verdict, lateness: Lateness, layout: Layout | None, sou
     lines = tuple(late.text(layout) for late in found[:SHOWN] if late.gained >= LEAST / 2)
     if first is None:
         return replace(verdict, evidence=(*verdict.evidence, *lines))
-    others = max((late.gained for late in found if late.rank not in first.ranks), default=0.0)
+    others = lateness.others(first, found)
     stage = f"pipeline stage {layout.stage(first.rank)}" if layout is not None and layout.pp > 1 else ""
     culprit = Culprit(first.rank, first.ranks.index(first.rank), sources.get(first.rank, ""), None, None, None, None, stage=stage)
     summary = verdict.summary.replace("; who holds it up does not show", "")

@@ -1,6 +1,7 @@
 """How a job is divided, as MegaTrace's ``config.yaml`` has it, and which ranks of it form groups.
 
-Their analysis reads ``TP``, ``PP`` and ``world_size`` (``trace/analysis/config.yaml`` of github.com/sii-research/Megatrace);
+Their analysis reads ``TP``, ``PP`` and ``world_size`` (``trace/analysis/config.yaml`` of github.com/sii-research/Megatrace); its
+older version ``tpSize``, ``ppSize`` and ``numRanks`` (``megatrace-analysis/config.yaml`` of github.com/Infrawaves/Megatrace);
 data parallelism is what is left. Ranks are numbered as Megatron-LM does by default (``parallel_state.py``, order
 ``tp-cp-ep-dp-pp``): tensor parallel fastest, pipeline slowest.
 """
@@ -26,6 +27,7 @@ _ENTRY = re.compile(r"^\s*([A-Za-z_]+)\s*[:=]\s*(\d{1,9})\s*(?:#.*)?$")
 _SIZES = {
     "tp": "tp", "tp_size": "tp", "tensor_model_parallel_size": "tp", "pp": "pp", "pp_size": "pp",
     "pipeline_model_parallel_size": "pp", "world_size": "world", "dp": "dp", "dp_size": "dp",
+    "tpsize": "tp", "ppsize": "pp", "numranks": "world",
 }  # fmt: skip
 
 

@@ -4,9 +4,10 @@ Their patched NCCL writes one line a call (``log_event``, ``trace/megatrace_nccl
 
     [save_count 2] [1755590106.364857579] [Rank 0] Fun AllReduce Data 1 stream 0x55919d27b4b0 opCount 2 groupHash -5956
 
-``Data`` is the call's count of elements, ``opCount`` that of the communicator at the call, ``groupHash`` (newer versions only)
-a hash of the communicator's unique id, equal on all its ranks. The time is CLOCK_REALTIME. A thread saves the lines of a ring
-once no call has come for a while; ``save_count`` numbers these times.
+Older versions (``vccl_2.21.5_megatrace/src/transport/ring_log.cc`` of github.com/Infrawaves/Megatrace) have neither the number
+of the save nor ``opCount``. ``Data`` is the call's count of elements, ``opCount`` that of the communicator at the call,
+``groupHash`` (newer versions only) a hash of the communicator's unique id, equal on all its ranks. The time is CLOCK_REALTIME. A
+thread saves the lines of a ring once no call has come for a while; ``save_count`` numbers these times.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ LINE = np.dtype(
         ("op_count", "<i8"), ("group_hash", "<u8"),
     ]
 )  # fmt: skip
-"""One line. Times are ns of CLOCK_REALTIME; ``group_hash`` is 0 where the line has none; ``function`` that of call events, 0
-where the name is not known."""
+"""One line. Times are ns of CLOCK_REALTIME; ``save`` and ``group_hash`` are 0 where the line has none, ``op_count`` is
+``NOT_COUNTED``; ``function`` that of call events, 0 where the name is not known."""
+NOT_COUNTED = -1
 
 LONGEST_LINE = 160
 """Bound: bytes of a line (their ring keeps 128, and the number of the save is written before that)."""
@@ -34,13 +36,13 @@ HIGHEST_RANK = 1 << 20
 """Bound: ranks of a job."""
 NAMES: dict[bytes, int] = {what.name.encode(): int(number) for number, what in FUNCTIONS.items() if what.operation}
 NAMES |= {b"Broadcast": int(Function.BROADCAST), b"AllToAll": int(Function.ALL_TO_ALL)}
+_SAVE = b"[save_count "
 _LITERALS = (
-    (0, b"[save_count "), (3, b"[Rank "), (5, b"Fun "), (7, b"Data "), (9, b"stream "), (10, b"0x"), (11, b"opCount "),
-    (13, b"groupHash "),
+    (1, b"[Rank "), (3, b"Fun "), (5, b"Data "), (7, b"stream "), (8, b"0x"), (9, b"opCount "), (11, b"groupHash "),
 )  # fmt: skip
-"""What the words of a line are, or begin with, by their number; with the space behind them."""
-_PLAIN, _HASHED = 13, 15
-"""Words of a line without and with the hash of the group."""
+"""What the words of a line behind the number of the save are, or begin with, by their number; with the space behind them."""
+_BARE, _COUNTED, _HASHED = 9, 11, 13
+"""Words of such a line without ``opCount``, with it, and with the hash of the group."""
 _NAMES_CHECKED = 64
 """Bound: different names of functions whose text is looked up."""
 _PAD = 24
@@ -148,16 +150,24 @@ def parse(data: bytes) -> Parsed:
     first: Indices = np.asarray(np.searchsorted(spaces, starts), np.int64)
     words = np.searchsorted(spaces, ends) - first + 1
     filled = ends > starts
-    shaped = filled & (ends - starts <= LONGEST_LINE) & ((words == _PLAIN) | (words == _HASHED))
+    saved = filled & text.has(starts, _SAVE) & (words > _BARE)
+    words -= 2 * saved
+    shaped = filled & (ends - starts <= LONGEST_LINE) & np.isin(words, (_BARE, _COUNTED, _HASHED))
     lines, good = np.zeros(len(ends), LINE), shaped.copy()
     unknown: set[str] = set()
-    for number in (_PLAIN, _HASHED):
+    for number in (_BARE, _COUNTED, _HASHED):
         at = np.flatnonzero(shaped & (words == number))
         if len(at):
-            gaps: list[Indices] = [spaces[first[at] + word] for word in range(number - 1)]
-            begins, stops = [starts[at], *(gap + 1 for gap in gaps)], [*gaps, ends[at]]
-            lines[at], good[at], names = _columns(text, begins, stops)
+            before = first[at] + 2 * saved[at]
+            gaps: list[Indices] = [spaces[before + word] for word in range(number - 1)]
+            head: Indices = np.where(saved[at], spaces[before - 1] + 1, starts[at])
+            lines[at], good[at], names = _columns(text, [head, *(gap + 1 for gap in gaps)], [*gaps, ends[at]])
             unknown |= names
+    at = np.flatnonzero(good & saved)
+    if len(at):
+        stop = spaces[first[at] + 1] - 1
+        lines["save"][at], fine = text.number(starts[at] + len(_SAVE), stop, 9)
+        good[at] &= fine & (text.bytes[stop] == ord("]"))
     bad = np.flatnonzero(filled & ~good)
     kept = lines if good.all() else lines[good]
     return Parsed(kept, len(ends), len(bad), int(bad[0]) if len(bad) else -1, tuple(sorted(unknown)))
@@ -170,26 +180,43 @@ def _columns(text: _Text, begins: list[Indices], stops: list[Indices]) -> tuple[
     for word, literal in _LITERALS:
         if word < len(begins):
             good &= text.has(begins[word], literal)
-    for word in (1, 2, 4):  # what stands in brackets
+    for word in (0, 2):  # what stands in brackets
         good &= text.bytes[stops[word] - 1] == ord("]")
-    dot = stops[2] - 11  # a bracket, and nine digits before it
-    good &= (text.bytes[dot] == ord(".")) & (text.bytes[begins[2]] == ord("["))
-    seconds, fine = text.number(begins[2] + 1, dot, 10)
-    nanoseconds, exact = text.number(dot + 1, stops[2] - 1, 9)
+    dot = stops[0] - 11  # a bracket, and nine digits before it
+    good &= (text.bytes[dot] == ord(".")) & (text.bytes[begins[0]] == ord("["))
+    seconds, fine = text.number(begins[0] + 1, dot, 10)
+    nanoseconds, exact = text.number(dot + 1, stops[0] - 1, 9)
     good &= fine & exact & (seconds < 1 << 33)
     made["time_ns"] = np.where(good, seconds, 0) * np.uint64(1_000_000_000) + nanoseconds
-    for name, word, less, most in (("save", 1, 1, 9), ("rank", 4, 1, 7), ("count", 8, 0, 19), ("op_count", 12, 0, 18)):
+    made["op_count"] = NOT_COUNTED
+    counted = (("op_count", 10, 0, 18),) if len(begins) > _BARE else ()
+    for name, word, less, most in (("rank", 2, 1, 7), ("count", 6, 0, 19), *counted):
         values, fine = text.number(begins[word], stops[word] - less, most)
         made[name], good = values, good & fine
-    made["stream"], fine = text.hexadecimal(begins[10] + 2, stops[10])
+    made["stream"], fine = text.hexadecimal(begins[8] + 2, stops[8])
     good &= fine & (made["rank"] < HIGHEST_RANK)
     if len(begins) == _HASHED:
-        minus = text.bytes[begins[14]] == ord("-")
-        values, fine = text.number(begins[14] + minus, stops[14], 19)
+        minus = text.bytes[begins[12]] == ord("-")
+        values, fine = text.number(begins[12] + minus, stops[12], 19)
         with np.errstate(over="ignore"):
             made["group_hash"], good = np.where(minus, np.uint64(0) - values, values), good & fine
-    made["function"], known = _functions(text, begins[6], stops[6])
+    made["function"], known = _functions(text, begins[4], stops[4])
     return made, good, {name for name, row in known.items() if good[row]}
+
+
+def numbered(lines: NDArray[np.void]) -> NDArray[np.void]:
+    """The lines of one rank, in order, with the calls of each stream counted from 0 where they have no ``opCount``. Calls that
+    were lost at the beginning or between do not show then.
+    """
+    bare = np.flatnonzero(lines["op_count"] == NOT_COUNTED)
+    if not len(bare):
+        return lines
+    _, kind = np.unique(lines["stream"][bare], return_inverse=True)
+    order = np.argsort(kind, kind="stable")
+    begin = np.searchsorted(kind[order], np.arange(int(kind.max()) + 1))
+    made = lines.copy()
+    made["op_count"][bare[order]] = np.arange(len(order)) - begin[kind[order]]
+    return made
 
 
 def _functions(text: _Text, begin: Indices, end: Indices) -> tuple[NDArray[np.uint16], dict[str, int]]:

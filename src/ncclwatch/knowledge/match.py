@@ -16,7 +16,7 @@ from ncclwatch.knowledge.rows import Pattern, Release, Row, rows
 from ncclwatch.knowledge.tickets import Processes, by_place, ticketed
 from ncclwatch.model.failure import Place
 from ncclwatch.model.inside import inside
-from ncclwatch.model.verdict import Advice, StepKind, Verdict, VerdictClass
+from ncclwatch.model.verdict import Advice, SlowCause, StepKind, Verdict, VerdictClass
 
 if TYPE_CHECKING:
     from ncclwatch.engine.session import DiagnosisSession, Update
@@ -62,6 +62,7 @@ def seen(
         "class": {str(verdict.verdict_class)},
         "cause": causes,
         "finding": {found for culprit in verdict.culprits if (found := finding_of(culprit.reason))},
+        "slow": {found for culprit in verdict.culprits if (found := slow_cause_of(culprit.reason))},
         "rule": set(verdict.rules),
         "plane": set(verdict.planes),
         "doing": {word for culprit in verdict.culprits for word in culprit.doing},
@@ -224,6 +225,12 @@ def finding_of(reason: str) -> str:
     return next((str(kind) for kind in Kind if reason == kind or reason.startswith(f"{kind}: ")), "")
 
 
+def slow_cause_of(reason: str) -> str:
+    """Why a culprit of a slow job is slow (:class:`~ncclwatch.model.verdict.SlowCause`); empty where nothing says so."""
+    rest = reason.removeprefix(f"{finding_of(reason)}: ")
+    return next((str(cause) for cause in SlowCause if rest.startswith(f"{cause}: ")), "") if rest != reason else ""
+
+
 _NOBODY = re.compile(r"nobody is named \(([a-z-]+)\)")
 
 
@@ -247,6 +254,7 @@ def words_known() -> dict[str, frozenset[str]]:
         "class": [kind for kind in VerdictClass if kind not in (VerdictClass.RUNNING, VerdictClass.IDLE)],
         "cause": [cause.label for cause in Cause],
         "finding": list(Kind),
+        "slow": list(SlowCause),
         "rule": [rule.id for rule in RULES],
         "plane": ["calls", "state", "wire", "nic", "device"],
         "doing": [doing for doing in Doing if doing is not Doing.UNKNOWN],

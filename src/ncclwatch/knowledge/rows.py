@@ -22,6 +22,7 @@ LISTS = (
     "class",
     "cause",
     "finding",
+    "slow",
     "rule",
     "plane",
     "doing",

@@ -164,6 +164,15 @@ def stands_in(found: Collection[Place], host: str, pid: int, rank: int | None) -
     return (host, pid, rank) in found or (host, pid, None) in found
 
 
+class SlowCause(StrEnum):
+    """Why a culprit is slow, where something singles it out: rows of knowledge are matched on it."""
+
+    THROTTLED = "CPU throttling"
+    CONTENDED = "CPU contention"
+    PAUSES = "pauses"
+    LATE = "begins iterations late"
+
+
 class StepKind(StrEnum):
     """What a step of a trail is."""
 

@@ -17,7 +17,7 @@ from ncclwatch.ingest.rank_log import RankLogs
 from ncclwatch.ingest.straggler_analysis import StragglerAnalysis
 from unit.ingest import made_kineto, made_nsys
 from unit.ingest.made_dcgm import TEXT
-from unit.ingest.made_rank_logs import tensor_job
+from unit.ingest.made_rank_logs import bare, tensor_job
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
@@ -60,6 +60,7 @@ def _rank_logs() -> list[bytes]:
     for group in (False, True):
         lines = tensor_job(ranks=4, iterations=2, calls=6, group=group)
         seeds.append("".join(line for rank in lines for line in lines[rank]).encode())
+        seeds.append("".join(line for own in bare(lines).values() for line in own).encode())
     return seeds
 
 

@@ -71,6 +71,43 @@ def tensor_job(
     return made
 
 
+def bare(lines: Mapping[int, Sequence[str]]) -> dict[int, list[str]]:
+    """The same as older versions write it, without the number of the save and without ``opCount``."""
+    return {rank: [text.split("] ", 1)[1].split(" opCount")[0] + "\n" for text in own] for rank, own in lines.items()}
+
+
+def replicated_job(
+    slow: int | None = None, *, late: int | None = None, pauses: int | None = None, groups: int = 4
+) -> dict[int, list[str]]:  # fmt: skip
+    """Tensor groups of two that do the same, and sum up gradients by one AllReduce of all ranks each iteration.
+
+    ``slow``: the group that takes three times as long between its operations, whose ranks call together all the same. ``late``:
+    the rank that calls the first six operations of each iteration half a second after its fellow. ``pauses``: the rank that calls
+    nothing for two seconds in the middle of iteration 20.
+    """
+    made: dict[int, list[str]] = {rank: [] for rank in range(2 * groups)}
+    begin = 1.0
+    for iteration in range(40):
+        ends = []
+        for group in range(groups):
+            time = begin
+            for call in range(24):
+                time += 0.03 if group == slow else 0.01
+                behind = 0.5 if late is not None and group == late // 2 and call < 6 else 0.0
+                if pauses is not None and group == pauses // 2 and (iteration, call) == (20, 12):
+                    behind = 2.0
+                for rank in (2 * group, 2 * group + 1):
+                    own = time + 1e-5 * rank + (behind if rank in (late, pauses) else 0.0)
+                    made[rank].append(line(own, rank, "AllReduce", 4096, 0x5000 + rank * 0x100, 24 * iteration + call))
+                time += behind if call in (5, 12) else 0.0
+            ends.append(time)
+        begin = max(ends) + 0.02
+        for rank, lines in made.items():
+            own = ends[rank // 2] + 0.001 + 1e-5 * rank
+            lines.append(line(own, rank, "AllReduce", 1 << 20, 0x5010 + rank * 0x100, iteration))
+    return made
+
+
 def judged(job: Ingested, *, ask: bool = True) -> Iterator[Verdict]:
     """What stands after every look, and last what is said to who asks."""
     session, now = DiagnosisSession(), 0

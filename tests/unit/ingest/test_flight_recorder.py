@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -32,6 +33,22 @@ def trained(world: int = 4, **more: object) -> Dumps:
         job.all_call("_reduce_scatter_base", size=256)
         job.all_call()
     return job
+
+
+def test_numbers_of_groups_that_became_text_are_read(tmp_path: Path) -> None:
+    job = Dumps(4, groups={"1": [0, 1, 2, 3]})
+    job.all_call(group="1", times=6)
+    for rank in (0, 1, 3):
+        job.call(rank, group="1", state="scheduled")
+    for entries in job.entries.values():
+        for entry in entries:
+            entry["pg_id"] = str(entry["pg_id"])
+    folder = tmp_path / "dumps"
+    folder.mkdir()
+    for rank in range(4):
+        dump = {"version": "2.10", "pg_config": {"1": {"ranks": [0, 1, 2, 3]}}, "entries": job.entries[rank]}
+        (folder / f"rank_{rank}.json").write_text(json.dumps(dump))
+    assert named(judged(folder)) == [2]
 
 
 def test_a_job_of_which_all_has_ended_accuses_nobody(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import pytest
 from ncclwatch.errors import ExitStatus
 from ncclwatch.ingest.base import HEAD_BYTES, IngestError
 from ncclwatch.ingest.rank_log import RankLogs
-from ncclwatch.model.verdict import VerdictClass
+from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.simulate.rank_logs import write_rank_logs
 from ncclwatch.simulate.run import simulate
 from ncclwatch.simulate.scenario import load
-from unit.ingest.made_rank_logs import judged, line, tensor_job, write
+from unit.ingest.made_rank_logs import bare, judged, line, replicated_job, tensor_job, write
 
 FORMAT = RankLogs()
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
@@ -22,6 +22,12 @@ SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 
 def config(folder: Path, tp: int, pp: int, world: int) -> None:
     (folder / "config.yaml").write_text(f"TP: {tp}\nPP: {pp}\nworld_size: {world}\n")
+
+
+def last_of(files: list[Path]) -> Verdict:
+    """What stands at the end, of a job of four tensor groups."""
+    config(files[0].parent, 2, 1, 8)
+    return list(judged(FORMAT.read(files)[0], ask=False))[-1]
 
 
 def test_a_rank_that_calls_no_more_is_named_by_the_calls_of_its_peers(tmp_path: Path) -> None:
@@ -60,6 +66,32 @@ def test_who_becomes_slow_is_named_with_the_stretch_and_recovers(tmp_path: Path)
     assert {verdict.verdict_class for verdict in said} == {VerdictClass.SLOW_COMPUTATION}
     assert {culprit.rank for verdict in said for culprit in verdict.culprits} == {2}
     assert any("rank 2 calls last in its tensor group (ranks 2, 3)" in note for note in job.notes)
+
+
+def test_who_was_late_from_the_beginning_is_told_by_other_groups_of_the_kind(tmp_path: Path) -> None:
+    files = write(tmp_path, replicated_job(late=5))
+    verdict = last_of(files)
+    assert (verdict.verdict_class, [one.rank for one in verdict.culprits]) == (VerdictClass.SLOW_COMPUTATION, [5])
+    assert "in other groups of that kind 0%" in "".join(verdict.evidence)
+
+
+def test_a_tensor_group_that_takes_longer_than_those_that_do_the_same_is_told_and_nobody_accused(tmp_path: Path) -> None:
+    files = write(tmp_path, replicated_job(slow=1))
+    verdict = last_of(files)
+    assert (verdict.verdict_class, [one.rank for one in verdict.culprits]) == (VerdictClass.UNKNOWN, [2, 3])
+    assert "3.0 times as long" in verdict.evidence[0]
+
+
+def test_who_stood_still_once_amid_its_layers_is_told_also_by_older_lines(tmp_path: Path) -> None:
+    files = write(tmp_path, bare(replicated_job(pauses=4)))
+    verdict = last_of(files)
+    assert (verdict.verdict_class, [one.rank for one in verdict.culprits]) == (VerdictClass.SLOW_COMPUTATION, [4])
+    assert "for 2.0 s" in verdict.summary
+
+
+def test_replicas_that_are_alike_name_nobody(tmp_path: Path) -> None:
+    files = write(tmp_path, replicated_job())
+    assert not last_of(files).culprits
 
 
 def test_lines_that_were_overwritten_are_a_gap_and_no_missing_calls(tmp_path: Path) -> None:

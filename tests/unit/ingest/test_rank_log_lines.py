@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from ncclwatch.ingest.rank_log_lines import parse
+from ncclwatch.ingest.rank_log_lines import NOT_COUNTED, numbered, parse
 from ncclwatch.model.events import Function
 
 # The line that MegaTrace's documents show.
@@ -30,6 +30,14 @@ def test_lines_with_a_hash_stand_beside_lines_without() -> None:
     assert int(found.lines["group_hash"][1]) == (1 << 64) - 5956285979098587305
     assert found.lines[1]["count"] == 2684239872
     assert found.lines[1]["op_count"] == 80123
+
+
+def test_older_lines_have_neither_a_save_nor_a_count_and_are_counted_by_stream() -> None:
+    bare = SHOWN.split(b"] ", 1)[1].split(b" opCount")[0] + b"\n"
+    found = parse(bare + bare.replace(b"d27b4b0", b"d27b4b1") + SHOWN.split(b"] ", 1)[1] + bare)
+    assert (found.bad, found.lines["save"].tolist()) == (0, [0, 0, 0, 0])
+    assert found.lines["op_count"].tolist() == [NOT_COUNTED, NOT_COUNTED, 2, NOT_COUNTED]
+    assert numbered(found.lines)["op_count"].tolist() == [0, 0, 2, 1]
 
 
 def test_numbers_of_every_width_are_read_as_python_reads_them() -> None:

@@ -10,8 +10,9 @@ import pytest
 from ncclwatch.engine.case import Cause
 from ncclwatch.engine.rules import RULES
 from ncclwatch.engine.slow.findings import Kind
-from ncclwatch.knowledge.match import Seen, cause_of, finding_of, fits, words_known
+from ncclwatch.knowledge.match import Seen, cause_of, finding_of, fits, slow_cause_of, words_known
 from ncclwatch.knowledge.rows import LISTS, Row, TableError, parse, parse_release, rows
+from ncclwatch.model.verdict import SlowCause
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 ROWS = [pytest.param(row, id=row.id) for row in rows()]
@@ -33,7 +34,7 @@ def test_a_pattern_asks_for_what_can_occur(row: Row) -> None:
     for key, values in row.when.lists.items():
         assert key in LISTS
         assert values <= known.get(key, values), f"{key}: {values - known[key]}"
-    assert {"class", "cause", "doing", "gpu", "finding"} & set(row.when.lists), "it would fit any verdict"
+    assert {"class", "cause", "doing", "gpu", "finding", "slow"} & set(row.when.lists), "it would fit any verdict"
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -100,6 +101,12 @@ def test_a_finding_is_told_from_its_reason() -> None:
         assert finding_of(str(kind)) == kind
         assert finding_of(f"{kind}: it waits") == kind
     assert finding_of("linked list") == ""
+
+
+def test_why_it_is_slow_is_told_from_its_reason() -> None:
+    for cause in SlowCause:
+        assert slow_cause_of(f"{Kind.HOST}: {cause}: x") == cause
+    assert slow_cause_of("host") == slow_cause_of("host: it waits") == slow_cause_of("CPU throttling: x") == ""
 
 
 GOOD = """

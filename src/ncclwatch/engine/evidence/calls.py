@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.collect.alignment import Entries, line_up
 from ncclwatch.collect.ledger import ALIKE, Ledger, Signature
-from ncclwatch.engine.edges import End, Wait, Why
+from ncclwatch.engine.edges import SAID_BY_THE_OTHER, End, Wait, Why
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source
 from ncclwatch.engine.job import Group, Job, Member, launched, rows_of
 from ncclwatch.engine.transfers import Column, Transfers
@@ -346,9 +346,10 @@ def _ahead(counts: Mapping[int, Mapping[str, int]]) -> dict[int, str]:
 def lacks_calls(job: Job, wait: Wait) -> bool | None:
     """Whether who is waited for has called less, or as much but not this; ``None``: counts do not tell, or it has called it."""
     group, end, key = job.groups.get(wait.key.group), wait.end, wait.key
-    if group is None or key.point_to_point or (end is None and wait.why is not Why.EMPTY):
+    if group is None or key.point_to_point or (end is None and wait.why not in SAID_BY_THE_OTHER):
         return None
-    own_rank, other_rank = (key.source, key.destination) if end is not None and end.sends else (key.destination, key.source)
+    sends = end.sends if end is not None else wait.why is Why.FULL
+    own_rank, other_rank = (key.source, key.destination) if sends else (key.destination, key.source)
     if not {own_rank, other_rank} <= group.members.keys():
         return None
     (member, own), (peer, other) = group.members[own_rank], group.members[other_rank]
@@ -363,8 +364,9 @@ def lacks_calls(job: Job, wait: Wait) -> bool | None:
     name, sequence = end.operation.collective, end.operation.sequence
     if not own.sequence_numbers:
         return None if called <= sequence else by_peer <= sequence
+    # As often as this, and fewer in all: what it has left out came before, and shifts all that follows.
     as_often = other.sequence_numbers.get(name, 0) >= own.sequence_numbers.get(name, 0)
-    return None if as_often else by_peer < called
+    return (by_peer < called or None) if as_often else by_peer < called
 
 
 def called_less_often(job: Job, member: Member) -> Iterator[str]:

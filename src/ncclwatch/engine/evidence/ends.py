@@ -17,6 +17,7 @@ from ncclwatch.engine.connections import (
     CONNECTION_SLOTS,
     RING_ENDS_RECEIVING,
     Ring,
+    amid_rings,
     hidden_on,
     is_ring,
     memory_of,
@@ -137,6 +138,7 @@ class _Inside:
     def __init__(self, case: Case) -> None:
         self.job, self.transfers, self.compared = case.job, case.transfers, case.transfers.compared
         self._rings = cache(lambda number: rings_inside(case.job.groups[number]))
+        self._amid = cache(partial(amid_rings, case.job))
         self._empty: set[ConnectionKey] = set()
         """What is known to have been read to the end by who waits for more."""
         waiting = self.transfers.owner[self.compared.rows[~self.compared.showing(*Stall)]]
@@ -242,9 +244,10 @@ class _Inside:
         for _ in range(back or group.nranks - 1):
             if at is None or at.source is None or at.unread != 0:
                 return
-            doubtful = weak if back else fewest is not None and at.written == fewest
-            strength = Strength.LIKELY if doubtful else Strength.PROVEN
-            yield from self._nothing_written(group, group.members[at.rank][0], at.source, strength)
+            member, doubtful = group.members[at.rank][0], weak if back else fewest is not None and at.written == fewest
+            # A GPU that is amid an operation elsewhere has not begun the one it has written nothing of.
+            if back or not doubtful or member.index not in self._amid():
+                yield from self._nothing_written(group, member, at.source, Strength.LIKELY if doubtful else Strength.PROVEN)
             at = ring.get(at.ring.prev if back else at.ring.next)
 
     def _children(self, group: Group, channel: int, top: int, parent: int, strength: Strength) -> Iterator[Wait]:

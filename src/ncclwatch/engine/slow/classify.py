@@ -15,7 +15,7 @@ from ncclwatch.engine.slow.detect import SlowDown
 from ncclwatch.engine.slow.findings import Context, Finding, Kind
 from ncclwatch.engine.slow.lateness import EXPLAINS
 from ncclwatch.engine.slow.profile import Profile, Shares
-from ncclwatch.model.verdict import VerdictClass
+from ncclwatch.model.verdict import SlowCause, VerdictClass
 
 RARELY = 0.6
 """Bound: part of the iterations up to which who begins them late is late now and then; it decides on words alone."""
@@ -63,21 +63,23 @@ class Judgement:
 
 
 class Cause(NamedTuple):
-    """A sub-cause, and the word or two for it in a summary; empty where nothing singles one out, or only many words do."""
+    """``CPU throttling: a CPU limit holds it back …``; empty where evidence says nothing of why a culprit is slow."""
 
     text: str = ""
-    word: str = ""
+    word: SlowCause | None = None
 
 
 def cause(judgement: Judgement, finding: Finding) -> Cause:
     """What evidence says of why a culprit is slow."""
     members = list(finding.members)
     if finding.kind.computes and (lack := lacks_cpu(judgement.profile, judgement.context, members)):
-        return Cause(lack, lack.partition(":")[0])
-    if finding.kind is Kind.COMPUTE:
-        return _compute_cause(judgement.slow)
+        return lack
     if finding.kind is Kind.HOST:
         return _host_cause(judgement, finding, members)
+    slow = judgement.slow
+    if finding.kind is Kind.COMPUTE and slow is not None and 2 <= slow.slow <= 0.5 * slow.iterations:
+        seen = f"{slow.slow} of {slow.iterations} iterations are slow and the others normal"
+        return Cause(f"{SlowCause.PAUSES}: {seen} (a rhythm of its own: garbage collection)", SlowCause.PAUSES)
     if finding.kind is not Kind.NIC:
         stretches = "its proxy thread does not run for stretches: CPU contention or an overloaded proxy core"
         return Cause(stretches if finding.kind is Kind.PROXY else "")
@@ -96,15 +98,8 @@ def _host_cause(judgement: Judgement, finding: Finding, members: list[int]) -> C
     times, seconds = int(late.late[members].max()), float(late.seconds[members].mean())
     seen = f"its host begins {times} of {late.seen} iterations {seconds:.2f} s later than the others"
     if times <= RARELY * late.seen:
-        return Cause(f"{seen}: pauses (garbage collection, or another process)", "pauses")
-    return Cause(f"{seen}: slow data loader, or other work of the host", "begins iterations late")
-
-
-def _compute_cause(slow: SlowDown | None) -> Cause:
-    if slow is not None and 2 <= slow.slow <= 0.5 * slow.iterations:
-        seen = f"{slow.slow} of {slow.iterations} iterations are slow and the others normal"
-        return Cause(f"{seen}: pauses of their own rhythm (garbage collection)", "pauses")
-    return Cause()
+        return Cause(f"{SlowCause.PAUSES}: {seen} (garbage collection, or another process)", SlowCause.PAUSES)
+    return Cause(f"{SlowCause.LATE}: {seen} (slow data loader, or other work of the host)", SlowCause.LATE)
 
 
 # --- want of CPUs ------------------------------------------------------------------------------------------------------------
@@ -135,18 +130,20 @@ def held_back_alone(profile: Profile, context: Context) -> NDArray[np.bool_]:
     return np.asarray((held >= HELD_BACK) & (held >= HELD_TIMES * usual), np.bool_)
 
 
-def lacks_cpu(profile: Profile, context: Context, members: list[int]) -> str:
-    """What to say of ranks that a CPU limit holds back, or that wait for CPUs much more than all the others do; else empty."""
+def lacks_cpu(profile: Profile, context: Context, members: list[int]) -> Cause | None:
+    """What to say of ranks that a CPU limit holds back, or that wait for CPUs much more than all the others do."""
     if held_back_alone(profile, context)[members].all():
         held, usual = float(profile.held_back[members].mean()), float(np.nanmedian(profile.held_back))
         who = "it" if len(members) == 1 else "them"
-        return f"CPU throttling: a CPU limit holds {who} back in {held:.0%} of the limit's periods (most others in {usual:.0%})"
+        seen = f"a CPU limit holds {who} back in {held:.0%} of the limit's periods (most others in {usual:.0%})"
+        return Cause(f"{SlowCause.THROTTLED}: {seen}", SlowCause.THROTTLED)
     others = np.delete(profile.cpu_wait, members)
     known = others[np.isfinite(others)]
     own, usual = float(profile.cpu_wait[members].mean()), float(np.median(known)) if len(known) else 0.0
     if not short_of_cpu(profile, context.before)[members].all() or own < ALONE * usual + LEAST_WAIT:
-        return ""
-    return f"CPU contention: on average {own:.1f} of its threads want a CPU and have none (of the others' {usual:.1f})"
+        return None
+    seen = f"on average {own:.1f} of its threads want a CPU and have none (of the others' {usual:.1f})"
+    return Cause(f"{SlowCause.CONTENDED}: {seen}", SlowCause.CONTENDED)
 
 
 # --- cost --------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ncclwatch.engine.beside import RAISE_LIMITS, all_held_back
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.slow.classify import Cause, Cost, Judgement, cause, costs, held_back_alone
+from ncclwatch.engine.slow.classify import Cause, Cost, Judgement, cause, costs
 from ncclwatch.engine.slow.detect import ENOUGH, FEWEST_HEALTHY, LEAST_RATIO, SlowDown
 from ncclwatch.engine.slow.findings import Finding, Kind
 from ncclwatch.engine.slow.lateness import MOSTLY
@@ -20,6 +20,7 @@ from ncclwatch.model.verdict import (
     Culprit,
     LinkRef,
     OperationRef,
+    SlowCause,
     Step,
     StepKind,
     Verdict,
@@ -245,11 +246,11 @@ class _Told:
             yield f"{names}: {self.cause.text}"
 
     def next_steps(self) -> Iterator[str]:
-        finding, judgement, first = self.finding, self.judgement, self.blamed[0].info
-        texts = [NEXT_STEPS[finding.kind]]
-        if finding.kind is Kind.COMPUTE and self.held_pass() == BEFORE_ALL:
+        kind, first = self.finding.kind, self.blamed[0].info
+        texts = [NEXT_STEPS[kind]]
+        if kind is Kind.COMPUTE and self.held_pass() == BEFORE_ALL:
             texts.append(LOADER_TOO)
-        if finding.kind.computes and held_back_alone(judgement.profile, judgement.context)[list(finding.members)].all():
+        if self.cause.word is SlowCause.THROTTLED:
             texts.insert(0, RAISE_LIMIT)
         yield from (text.format(host=first.host, pid=first.pid) for text in texts)
 

@@ -11,6 +11,7 @@ from ncclwatch.engine.slow.classify import held_back_alone, lacks_cpu, running_p
 from ncclwatch.engine.slow.findings import Context, Kind
 from ncclwatch.engine.slow.profile import add_up
 from ncclwatch.engine.slow.snapshot import Activity, CpuTimes, Hold, Look, Part
+from ncclwatch.model.verdict import SlowCause
 from unit.engine.slow import cases as made
 from unit.engine.slow.cases import Case, cases, link, own, sample
 
@@ -99,10 +100,11 @@ def test_want_of_a_cpu_is_told_beside_the_past_and_the_others() -> None:
     limited = add_up(crowded(Part.GPU, [0.2, 3.0, 0.2, 0.2], 0.2), KEYS)
     assert short_of_cpu(limited, add_up(QUIET, KEYS)).tolist() == [False, True, False, False]
     said = lacks_cpu(limited, context(QUIET), [CULPRIT])
-    assert said.startswith("CPU contention: on average 3.0 of its threads") and "others' 0.2" in said
+    assert said is not None and said.word is SlowCause.CONTENDED
+    assert said.text.startswith("CPU contention: on average 3.0 of its threads") and "others' 0.2" in said.text
     everywhere = add_up(crowded(Part.GPU, MANY, 0.2), KEYS)
-    assert lacks_cpu(everywhere, context(QUIET), [CULPRIT]) == "", "all lack them alike"
-    assert lacks_cpu(add_up(QUIET, KEYS), context(QUIET), [CULPRIT]) == ""
+    assert lacks_cpu(everywhere, context(QUIET), [CULPRIT]) is None, "all lack them alike"
+    assert lacks_cpu(add_up(QUIET, KEYS), context(QUIET), [CULPRIT]) is None
     nothing = add_up(unknown(QUIET), KEYS)
     assert np.isnan(running_part(nothing)).all() and not short_of_cpu(nothing, None).any()
 
@@ -179,7 +181,8 @@ def test_cpu_limits(case: Case) -> None:
 def test_who_is_held_back_alone_is_told_beside_the_past_and_the_others() -> None:
     profile = add_up(throttled(0.9), KEYS)
     assert held_back_alone(profile, SLOW).tolist() == [False, True, False, False]
-    assert "CPU throttling" in lacks_cpu(profile, SLOW, [1]) and "90%" in lacks_cpu(profile, SLOW, [1])
+    said = lacks_cpu(profile, SLOW, [1])
+    assert said is not None and said.word is SlowCause.THROTTLED and "90%" in said.text
     assert not held_back_alone(add_up(throttled(0.05), KEYS), SLOW).any()
     before = context(throttled(0.8, 1.0, slow=False), lost=0.25, hosts=4)
     assert not held_back_alone(profile, before).any(), "it was held back before as well"
