@@ -214,7 +214,7 @@ def _spines(known: Known, probe: Probe, rows: Sequence[Sequence[int]], seen: Cou
     """Spines that living links of the file lead over, and that no source port takes."""
     fabric = known.fabric
     meant = {fabric.spines[fabric.uplink_spine[row[1] - fabric.first_up]] for row in rows if row[1] >= 0}
-    taken = {known.routers[hop] for hops in seen for hop in hops if hop in known.routers}
+    taken = {known.routers[hop] for hops in seen for hop in hops if hop is not None and hop in known.routers}
     if not taken & meant or any(hop is None or hop not in known.routers for hops in seen for hop in hops):
         return
     for spine in sorted(meant - taken):
