@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from testbed.job import available, build, build_folder
-from testbed.path_jobs import PORTS, as_flow, ncclwatch
 from testbed.spines import Spines
 
 pytestmark = [
@@ -80,25 +79,6 @@ def test_what_commands_about_paths_can_do(tmp_path: Path) -> None:
     assert all(kind.startswith(("AF_INET, SOCK_", "AF_UNIX", "AF_NETLINK", "AF_PACKET")) for kind in kinds), kinds
     raw = [line for name, line in made if name == "socket" and "AF_INET, SOCK_RAW" in line]
     assert raw and all("IPPROTO_TCP" in line or "IPPROTO_ICMP" in line for line in raw), raw
-
-
-@pytest.mark.skipif(not available("2.27.5"), reason="NCCL 2.27.5 is not cached")
-def test_who_compares_rates_of_a_job_changes_nothing_either(tmp_path: Path) -> None:
-    """Rates are read from memory, and asked of the kernel by netlink."""
-    probe, flows, plan = tmp_path / "p", tmp_path / "m", tmp_path / "plan"
-    build("2.27.5")
-    with Spines() as fabric:
-        flows.write_text(
-            json.dumps({"schema": "ncclwatch.paths/1", "flows": [as_flow(fabric, 0, channel) for channel in (0, 1)]})
-        )
-        ncclwatch("paths", "probe", fabric.address(1), "--ports", PORTS, "-o", str(probe), fabric=fabric)
-        with fabric.job(count=1 << 14) as job:
-            job.wait_progress(1)
-            words = ["paths", "follow", str(flows), str(probe), "-o", str(plan), "--all", "--duration", "4"]
-            made = calls(tmp_path / "1", words, fabric)
-    assert {name for name, _ in made} <= OWN_SOCKETS | NETLINK | FILES, {name for name, _ in made}
-    kinds = {line.split("(")[1].split(")")[0] for name, line in made if name == "socket"}
-    assert any("NETLINK_SOCK_DIAG" in kind or "NETLINK_INET_DIAG" in kind for kind in kinds), kinds
 
 
 @pytest.mark.skipif(not available("2.27.5"), reason="NCCL 2.27.5 is not cached")

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from testbed.job import available
-from testbed.netns import MTU
-from testbed.path_jobs import COUNT, ME, RATIO, as_flow, ask, flow_map_of, hop, map_to, ncclwatch, pinned, planned, seconds_each
+from testbed.path_jobs import COUNT, ME, RATIO, as_flow, ask, hop, map_to, ncclwatch, seconds_each
 from testbed.spines import LEAVES, Spines
 
 pytestmark = [
@@ -79,43 +78,6 @@ def test_a_spine_dies_under_a_job_that_follows_a_plan(fabric: Spines, library: s
     page = tmp_path / "report.html"
     ncclwatch("report", str(recording), "-o", str(page))
     assert "is dead: none of" in page.read_text()
-
-
-def test_a_plan_on_which_flows_are_slower_is_taken_back(fabric: Spines, library: str, tmp_path: Path) -> None:
-    """Two communicators: one by old ports, one by the plan's, of which one spine lets less through by then. No path has changed;
-    rates have. The old ports are back, and a third communicator has them."""
-    flows, plan, live = (tmp_path / name for name in ("flows.json", "plan.pins", "live.pins"))
-    probes = [tmp_path / f"host{leaf}.probe" for leaf in range(LEAVES)]
-    old = pinned(fabric, 40000, (0, 1))
-    live.write_text(old)
-    with fabric.job(pins=(library, str(live)), count=COUNT) as job:
-        job.wait_progress(1)
-        map_to(flows, job)
-        ask(fabric, flows, probes)
-        ncclwatch("paths", "plan", str(flows), *map(str, probes), "--floor", "0", "-o", str(plan))
-        # Rates alone are looked at: a queue may be too long for a probe's patience.
-        words = [*ME, "paths", "follow", str(flows), *map(str, probes), "-o", str(live), "--all", "--interval", "3600", "--json"]
-        keeper = fabric.hosts[0].popen(words, stdout=subprocess.PIPE, text=True)
-        assert keeper.stdout is not None
-        first, compares = (json.loads(keeper.stdout.readline()) for _ in range(2))
-        job.wait_progress(1)
-    try:
-        assert first["fullest_link"] == 1.0 and compares["compares_with_bytes_per_s"] > 1e6, (first, compares)
-        assert set(live.read_text().splitlines()) <= set(plan.read_text().splitlines()) and live.read_text() != old
-        for leaf in fabric.leaves:
-            leaf.run(f"tc qdisc change dev up1 root tbf rate 6mbit burst {16 * MTU} latency 60ms")
-        with fabric.job(pins=(library, str(plan)), count=COUNT) as job:
-            said = json.loads(keeper.stdout.readline())["taken_back"]
-            job.wait_progress(1)
-    finally:
-        keeper.kill()
-        keeper.communicate()
-    assert said["after_bytes_per_s"] < 0.7 * said["before_bytes_per_s"], said
-    assert live.read_text() == old
-    with fabric.job(pins=(library, str(live)), count=COUNT) as job:
-        job.wait_progress(1)
-        # Source ports of the first may be in TIME_WAIT still; what is connected to tells whose plan it is.
-        assert {port for port, _ in flow_map_of(job).values()} == {port for port, _ in planned(old).values()}
 
 
 def until_living(lines: Any, one: dict[str, Any], leaf: int) -> None:

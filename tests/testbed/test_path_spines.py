@@ -22,7 +22,7 @@ from ncclwatch.paths.bottlenecks import Crowd, crowd, loads
 from ncclwatch.paths.pins import Connect, Listen, plan_text
 from ncclwatch.target.session import TargetProcess
 from testbed.job import Job, available
-from testbed.path_jobs import COUNT, RATIO, flow_map_of, ncclwatch, pinned, planned, seconds_each
+from testbed.path_jobs import COUNT, RATIO, flow_map_of, pinned, planned, seconds_each
 from testbed.spines import LEAVES, Spines
 
 pytestmark = [
@@ -154,27 +154,3 @@ def test_ports_that_are_taken_are_left_alone(fabric: Spines, library: str, tmp_p
     assert {shown[1, channel] for channel in range(2)} == {
         pins for (rank, _), pins in planned(plan.read_text()).items() if rank == 1
     }
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("fabric", [{"answers": False}], indirect=True)
-def test_flows_that_share_a_spine_are_told_by_their_rates_where_routers_are_silent(
-    fabric: Spines, library: str, tmp_path: Path
-) -> None:
-    """A job with a flow on each spine, and another that sends on spine 0 now and then: a recording is all that is looked at."""
-    steady, bursts, recording = tmp_path / "steady.pins", tmp_path / "bursts.pins", tmp_path / "recording"
-    steady.write_text(pinned(fabric, 40000, (0, 1)))
-    bursts.write_text(pinned(fabric, 41000, (0, 0)))
-    rests = ("--pause-us", "3000000")
-    with (
-        fabric.job(pins=(library, str(steady)), count=COUNT) as job,
-        fabric.job(pins=(library, str(bursts)), count=4 * COUNT, extra=rests) as other,
-    ):
-        pids = ",".join(map(str, [*job.pids, *other.pids]))
-        ncclwatch("record", "--pid", pids, "-o", str(recording), "--duration", "100")
-    said = json.loads(ncclwatch("paths", "topology", str(recording), "--json"))
-    assert said["shared"], said["notes"]
-    for group in said["shared"]:
-        ends = [(one["source"], one["destination"], one["port"], one["source_port"]) for one in group["flows"]]
-        spines = {fabric.route(int(there == fabric.address(0)), there, port, own) for _, there, port, own in ends}
-        assert spines == {0}, group
