@@ -37,7 +37,7 @@ PART_BYTES = 4 << 20
 MOST_BYTES = 1 << 29
 """Bound: bytes of all logs of a job that are read; of larger ones the newest parts."""
 MOST_RANKS, MOST_NOTES = 4096, 20
-MOST_STAGED = 200_000
+MOST_STAGED = 60_000
 """Bound: lines of a job of which passes and micro-batches are learned: that takes longer than all else."""
 _HEAD = re.compile(rb"^(?:\[save_count \d+\] )?\[\d+\.\d{9}\] \[Rank \d+\] Fun \w+ Data \d+ stream 0x[0-9a-fA-F]+\b", re.M)
 BLIND = (
@@ -77,12 +77,14 @@ class RankLogs(Format):
         logs, problems = _read_all(files)
         if not logs:
             raise IngestError(problems[0] if problems else f"{clean(str(files[0]), 200)}: no line of a rank log", _WHAT_TO_DO)
-        found = join({rank: chains_of(rank, log.lines) for rank, log in logs.items()}, beside(files))
+        chains = {rank: chains_of(rank, log.lines) for rank, log in logs.items()}
+        found = join(chains, beside(files))
         world, end = _world(logs, found), max(int(log.lines["time_ns"][-1]) for log in logs.values())
         known, doubt = _known_peers(found), last_call_lacking(found.shared, end)
         if doubt is not None:
             _take_out(logs, *doubt[:2])
-            found = join({rank: chains_of(rank, log.lines) for rank, log in logs.items()}, found.layout)
+            chains = {rank: chains_of(rank, log.lines) for rank, log in logs.items()}
+            found = join(chains, found.layout)
             known = _known_peers(found)
         ranks = [
             TracedRank(rank, clean(log.path.name, 80), world, *events_of(rank, log.lines, found.shared, known))
@@ -109,8 +111,7 @@ class RankLogs(Format):
         made, name = list(batches(ranks, looks)), clean(str(files[0].parent), 200)
         stages = sum(len(log.lines) for log in logs.values()) <= MOST_STAGED
         held = LoggedRanks(
-            {rank: chains_of(rank, log.lines) for rank, log in logs.items()},
-            {rank: log.path for rank, log in logs.items()}, {rank: log.written_ns for rank, log in logs.items()},
+            chains, {rank: log.path for rank, log in logs.items()}, {rank: log.written_ns for rank, log in logs.items()},
         )  # fmt: skip
         return Ingested(made, problems, blind, notes, job=name, source=held, stages=stages, amend=once_a_moment(amend))
 

@@ -8,7 +8,7 @@ schedule is taken only where all calls of all stages fit it; else peers stay unk
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -66,8 +66,11 @@ def peers(shared: Sequence[Shared]) -> dict[int, NDArray[np.int32]] | None:
     counted = {id(chain): _counts(chain) for _, _, chain in chains}
     # The longest log of a first stage tells most about the number of micro-batches.
     first = max(chains, key=lambda one: (one[0] == 0, len(one[2].rows)))
-    for schedule in _schedules():
-        for number in range(1, MOST_MICRO_BATCHES + 1):
+    # A log of less than one iteration fits many schedules, and so tells none.
+    most = min(MOST_MICRO_BATCHES, len(counted[id(first[2])].number))
+    grouped = any(bool(((counts.sends > 0) & (counts.receives > 0)).any()) for counts in counted.values())
+    for schedule in (_Schedule(grouped, forward_first) for forward_first in (False, True)):
+        for number in range(1, most + 1):
             if not _fits(counted[id(first[2])], schedule(first[0], first[1], number)):
                 continue
             if all(_fits(counted[id(chain)], schedule(rank, size, number)) for rank, size, chain in chains):
@@ -83,10 +86,6 @@ class _Schedule(NamedTuple):
     def __call__(self, stage: int, stages: int, micro_batches: int) -> list[Unit]:
         units = (gpipe if self.forward_first else one_f_one_b)(stage, stages, micro_batches)
         return units if self.grouped else apart(units)
-
-
-def _schedules() -> Iterator[_Schedule]:
-    yield from (_Schedule(grouped, forward_first) for grouped in (True, False) for forward_first in (False, True))
 
 
 class _Counts(NamedTuple):

@@ -79,7 +79,7 @@ def _amid(chain: Chain, time_ns: int) -> bool:
 def tell_pause(verdict: Verdict, pause: Pause | None, layout: Layout | None, sources: Mapping[int, str], end: float) -> Verdict:
     """The last verdict on a job of which nobody is named, with the rank that stood still once, if one did."""
     over = verdict.time is not None and verdict.time >= end
-    if pause is None or not over or verdict.verdict_class.accuses:
+    if pause is None or not over or verdict.verdict_class.accuses or verdict.culprits:
         return verdict
     stage = f"pipeline stage {layout.stage(pause.rank)}" if layout is not None and layout.pp > 1 else ""
     length = f"{pause.end - pause.begin:.1f} s"

@@ -54,3 +54,24 @@ def test_a_log_that_is_not_of_this_job_is_not_joined(tmp_path: Path, other: dict
     one = judged(tmp_path, log_of(2, **{"calls": CALLS, **other}))  # type: ignore[arg-type]
     assert not any("its calls are from its rank log" in note for note in one.notes)
     assert [culprit.observed for culprit in one.verdicts[0].culprits] == [False]
+
+
+def test_who_wrote_no_dump_is_said_to_be_stopped_by_ras_with_what_the_dumps_say_beside(tmp_path: Path) -> None:
+    ras = (Path(__file__).resolve().parents[2] / "fixtures/nccl/2.29.2-frozen.json").read_bytes()
+    alone = tmp_path / "ras"
+    alone.mkdir()
+    (alone / "ras.json").write_bytes(ras)
+    [by_ras], _ = judge_found(find([alone]))
+    [rank] = [culprit.rank for culprit in by_ras.verdicts[0].culprits]
+    assert rank is not None
+    job = Dumps(4)
+    job.all_call(times=CALLS)
+    for other in {0, 1, 2, 3} - {rank}:
+        job.call(other, state="scheduled")
+    both = job.write(tmp_path / "both", without=[rank])
+    (both / "ras.json").write_bytes(ras)
+    [one], _ = judge_found(find([both]))
+    verdict = one.verdicts[0]
+    assert (verdict.verdict_class, [culprit.rank for culprit in verdict.culprits]) == (VerdictClass.STOPPED, [rank])
+    assert any("of which there is no dump" in line for line in verdict.evidence)
+    assert any("the same rank is named by PyTorch Flight Recorder dump" in line for line in verdict.evidence)
