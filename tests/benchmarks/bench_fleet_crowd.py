@@ -65,6 +65,8 @@ TENANT = "crowd"
 CONCURRENT = 128
 """Agents that connect, or speak, before the server is waited for."""
 PATIENCE_S = 1800.0
+TOLD_AFTER = 8
+"""Intervals that are waited for a verdict after the last look."""
 
 
 class Speaker(asyncio.Protocol):
@@ -348,8 +350,8 @@ class Run:
             took_s = time.time() - wall
             time.sleep(max(0.0, wall + self.args.every - time.time()))
             self._tell(look, nbytes, took_s, before)
-        until = time.monotonic() + PATIENCE_S
-        while time.monotonic() < until and beside.is_alive():
+        until, beyond = time.monotonic() + PATIENCE_S, time.monotonic() + TOLD_AFTER * self.args.interval
+        while time.monotonic() < until and (beside.is_alive() or time.monotonic() < beyond):
             time.sleep(5.0)
             # A server on a machine that is busy may have to be asked again.
             with contextlib.suppress(NcclwatchError):

@@ -1,13 +1,13 @@
 """Kills at random of everything a fleet is made of, while simulated jobs (no NCCL runs here) are held up and let go again.
 
-    PYTHONPATH=src:tests python -m fleet.kills --kills 200 [--seed 1]
+    PYTHONPATH=src:tests python -m fleet.kills --kills 200 [--seed 1] [--judges 3]
 
-Two hearing workers, two judges, each with a writer of one history, and the page run as they are installed, a real nats-server
-keeps its store. Each turn something dies by SIGKILL and is begun again: an agent (simulated: a new life), nats-server, a worker,
-a judge with its writer, or the page; or a judge is stopped by SIGSTOP and goes on seconds later, when another has taken over. In
-between a process of one of two jobs stops, or goes on. At the end the log of verdicts must hold each hold-up once, with the rank
-that was stopped, and each end of one, in their order, and nothing else; the history every verdict of the log once, or a gap that
-is told at its time; and the page what stands.
+Two hearing workers, two judges or more, each with a writer of one history, and the page run as they are installed, and a real
+nats-server keeps its store. Each turn something dies by SIGKILL and is begun again: an agent (simulated: a new life), nats-
+server, a worker, a judge with its writer, or the page; or a judge is stopped by SIGSTOP and goes on seconds later, when another
+has taken over. In between a process of one of two jobs stops, or goes on. At the end the log of verdicts must hold each hold-up
+once, with the rank that was stopped, and each end of one, in their order, and nothing else; the history every verdict of the
+log once, or a gap that is told at its time; and the page what stands.
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ STOPPED_S = 2.0, 8.0
 
 @dataclass
 class Fleet:
-    """Two workers, two judges and a page on a server."""
+    """Two workers, some judges and a page on a server."""
 
     server: NatsServer
     folder: Path
     lease_s: float
+    judges: int
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     begun: Counter[str] = field(default_factory=Counter)
     """How often each was."""
@@ -73,7 +74,7 @@ class Fleet:
         command = {
             "worker": ["fleet", "hear", *options], "judge": ["fleet", "judge", *options, "--history", str(self.history)],
             "page": ["serve", "--fleet", self.server.address, "--bind", f":{self.port}", "--history", str(self.history)],
-        }[name.rstrip("01")]  # fmt: skip
+        }[name.rstrip("0123456789")]  # fmt: skip
         self.begun[name] += 1
         with (self.folder / f"{name}.log").open("ab") as log:
             whole = [sys.executable, "-m", "ncclwatch", *command]
@@ -121,17 +122,19 @@ class Outcome:
 class Trial:
     """One run."""
 
-    def __init__(self, folder: Path, server: NatsServer, connection: Connection, seed: int, lease_s: float) -> None:
+    def __init__(
+        self, folder: Path, server: NatsServer, connection: Connection, seed: int, *, lease_s: float = 3.0, judges: int = 2
+    ) -> None:
         self.outcome = Outcome()
         self._chance = random.Random(seed)
         self._server, self._connection = server, connection
         connection.call(streams.ensure(connection.jetstream, BATCHES, VERDICTS))
         self._agents = Agents(connection, world=4, jobs=2)
-        self._fleet = Fleet(server, folder, lease_s)
+        self._fleet = Fleet(server, folder, lease_s, judges)
         self._expected: dict[int, list[tuple[str, int]]] = {0: [], 1: []}
 
     def run(self, kills: int) -> None:
-        for name in ("worker0", "worker1", "judge0", "judge1", "page"):
+        for name in ("worker0", "worker1", *self._judges, "page"):
             self._fleet.begin(name)
         self._agents.start()
         try:
@@ -164,7 +167,7 @@ class Trial:
             time.sleep(self._chance.uniform(0.0, 2.0))
             self._server.start()
         elif kind == "stopped judge":
-            process = self._fleet.processes[f"judge{self._chance.randrange(2)}"]
+            process = self._fleet.processes[self._chance.choice(self._judges)]
             process.send_signal(signal.SIGSTOP)
             time.sleep(self._chance.uniform(*STOPPED_S))
             process.send_signal(signal.SIGCONT)
@@ -172,12 +175,17 @@ class Trial:
             self._fleet.kill("page")
             self._fleet.begin("page")
         else:
-            self._kill_process(kind, self._chance.randrange(2))
+            self._kill_process(self._chance.choice(self._judges if kind == "judge" else ["worker0", "worker1"]))
 
-    def _kill_process(self, kind: str, number: int) -> None:
-        name, spare = f"{kind}{number}", f"{kind}{1 - number}"
-        judged = {job: record for job in (0, 1) if (record := self._last(job)) is not None} if kind == "judge" else {}
-        lost, ready = self._names_of(name), len(self._names_of(spare)) == self._fleet.begun[spare]
+    @property
+    def _judges(self) -> list[str]:
+        return [f"judge{number}" for number in range(self._fleet.judges)]
+
+    def _kill_process(self, name: str) -> None:
+        judge = name in self._judges
+        judged = {job: record for job in (0, 1) if (record := self._last(job)) is not None} if judge else {}
+        lost = self._names_of(name)
+        ready = any(len(self._names_of(other)) == self._fleet.begun[other] for other in self._judges if other != name)
         self._fleet.kill(name)
         at = time.time()
         self._fleet.begin(name)
@@ -186,6 +194,9 @@ class Trial:
                 continue
             self._wait("the job of a judge that died is another's", partial(self._newer, job, record))
             took = next(r for r in self._records(job) if r.epoch > record.epoch).at_ns / 1e9 - at
+            if took < 0:
+                # It was another's already: of a judge that had been stopped.
+                continue
             # A judge that has not begun yet takes over once it has.
             (self.outcome.takeovers_s if ready else self.outcome.alone_s).append(took)
             self._note(f"job {job} taken over after {took:.1f} s" + ("" if ready else ", by a judge that had to begin first"))
@@ -221,9 +232,18 @@ class Trial:
             self._expected[job] = said
 
     def _said(self, job: int) -> list[Record]:
-        # Made-up samples have no iteration that could be slow.
-        said = (record for record in self._records(job) if record.type != "takeover" and record.verdict is not None)
-        return [record for record in said if not str((record.verdict or {})["class"]).startswith("slow")]
+        """Verdicts and recoveries of hold-ups. Made-up samples have no iteration that could be slow: where the machine is, a
+        verdict of that may join a hold-up's, and the end of both then names what was told last.
+        """
+        found: list[Record] = []
+        named: dict[int, Record] = {}
+        for record in self._records(job):
+            if record.type == "verdict" and not str((record.verdict or {})["class"]).startswith("slow"):
+                named[record.state.finding] = record
+                found.append(record)
+            elif record.type == "recovery" and record.state.finding in named:
+                found.append(msgspec.structs.replace(record, verdict=named[record.state.finding].verdict))
+        return found
 
     def _records(self, job: int) -> list[Record]:
         """The log of a job; a server that was killed just now may need to be asked again."""
@@ -280,10 +300,10 @@ class Trial:
         except (OSError, ValueError):
             return False
         line = lines.get(self._agents.name_of(job), {})
-        stuck = self._agents.stuck.get(job)
-        return bool(
-            line.get("class") == "stopped" and f"rank {stuck} " in line["summary"] if stuck is not None else line.get("calm")
-        )
+        stuck, shown = self._agents.stuck.get(job), str(line.get("class"))
+        if stuck is None:
+            return bool(line.get("calm")) or shown.startswith("slow")
+        return shown == "stopped" and f"rank {stuck} " in line["summary"]
 
     def _compare_history(self) -> None:
         """Every verdict of the log once, but of times of which the history says that they are missing."""
@@ -328,10 +348,10 @@ def _rank(record: Record) -> int:
     return int(culprits[0]["rank"]) if len(culprits) == 1 and record.verdict["class"] == "stopped" else -1
 
 
-def trial(kills: int, seed: int, folder: Path, *, lease_s: float = 3.0) -> Outcome:
+def trial(kills: int, seed: int, folder: Path, *, judges: int = 2) -> Outcome:
     """Kill so often, and say what was seen."""
     with running(folder / "nats") as server, Connection(Access(server.address)) as connection:
-        one = Trial(folder, server, connection, seed, lease_s)
+        one = Trial(folder, server, connection, seed, judges=judges)
         one.run(kills)
         return one.outcome
 
@@ -340,10 +360,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Kills at random of everything a fleet is made of.")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--judges", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="Where logs are kept; by default nowhere.")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        outcome = trial(args.kills, args.seed, args.folder or Path(folder))
+        outcome = trial(args.kills, args.seed, args.folder or Path(folder), judges=args.judges)
     print("\n".join(outcome.trail))
     print(outcome.text())
     print("\n".join(outcome.faults))

@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
@@ -96,10 +96,10 @@ class Server:
 class Prometheus(Server):
     """Scrapes ``targets`` (addresses, by name of the job) every second, with the alert rules."""
 
-    def __init__(self, folder: Path, targets: Mapping[str, str], alertmanager: Alertmanager | None = None) -> None:
+    def __init__(self, folder: Path, targets: Mapping[str, Sequence[str]], alertmanager: Alertmanager | None = None) -> None:
         config: dict[str, Any] = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-            "scrape_configs": [{"job_name": name, "static_configs": [{"targets": [to]}]} for name, to in targets.items()],
+            "scrape_configs": [{"job_name": name, "static_configs": [{"targets": list(to)}]} for name, to in targets.items()],
             "rule_files": [str(RULES)],
         }
         if alertmanager is not None:
@@ -113,9 +113,9 @@ class Prometheus(Server):
         return found
 
     def targets(self) -> dict[str, str]:
-        """Whether each target answers: ``up`` or the error."""
+        """Whether each target answers, by its address: ``up`` or the error."""
         active = self.get("/api/v1/targets")["data"]["activeTargets"]
-        return {target["labels"]["job"]: target["lastError"] or target["health"] for target in active}
+        return {target["labels"]["instance"]: target["lastError"] or target["health"] for target in active}
 
 
 class Alertmanager(Server):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import nats
@@ -13,81 +13,21 @@ import pytest
 from nats.aio.client import Client
 from nats.errors import Error, NoServersError
 
-from fleet.bus import PATIENCE_S, Bench, agent, engine, rings, viewing
+from fleet.bus import Bench, agent, engine, rings, viewing
+from fleet.hostile import BLUE, RED, batch, bound, damaged, marks, two_tenants, with_client
 from fleet.servers import NatsServer, PackagedServer
 from ncclwatch.errors import UsageError
-from ncclwatch.messaging import packing, subjects
-from ncclwatch.messaging.bus_keys import Access, access, add_user, write_tenants
+from ncclwatch.messaging import subjects
+from ncclwatch.messaging.bus_keys import Access, access, add_user
 from ncclwatch.messaging.keys import KeyFileError, job_of
-from ncclwatch.messaging.limits import MAX_RAW
 from ncclwatch.messaging.nats_stream import MAX_OF_A_NODE
 from ncclwatch.messaging.transport import EngineUnreachableError
-from ncclwatch.messaging.writer import BatchWriter
-
-RED, BLUE = "red", "blue"
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[PackagedServer]:
-    """Two tenants, each with an engine, an agent and a viewer; a second agent of red may speak for one job and node alone."""
-    made = PackagedServer(tmp_path / "nats")
-    folder = made.folder / "tenants"
-    for tenant in (RED, BLUE):
-        for role in ("engine", "agent", "viewer"):
-            add_user(folder, tenant, role, role)
-    add_user(folder, RED, "bound", "agent", job=job_of("one"), node="a")
-    write_tenants(folder)
-    try:
-        made.start()
+    with two_tenants(tmp_path / "nats") as made:
         yield made
-    finally:
-        made.kill()
-
-
-def bound(server: PackagedServer) -> Access:
-    """The key of red that is bound to a job and a node."""
-    keys = server.keys(RED)
-    own = keys.parent / "bound-only"
-    own.mkdir(exist_ok=True)
-    (own / "agent.nk").write_bytes((keys / "bound.nk").read_bytes())
-    (own / "agent.nk").chmod(0o600)
-    (own / "ca.pem").write_bytes((keys / "ca.pem").read_bytes())
-    return access(server.address, own, "agent")
-
-
-def with_client(who: Access, work: Callable[[Client], Awaitable[None]], refusals: int = 0) -> list[str]:
-    """Do something with a client of a key, and wait for so many refusals; returns what the server refused."""
-    refused: list[str] = []
-
-    async def run() -> None:
-        async def failed(error: Exception) -> None:
-            refused.append(str(error).lower())
-
-        client = await nats.connect(
-            who.address,
-            nkeys_seed_str=who.seed.decode(),
-            inbox_prefix=who.inbox,
-            tls=ssl.create_default_context(cadata=who.ca),
-            error_cb=failed,
-            pending_size=64 << 20,
-        )
-        await work(client)
-        await client.flush()
-        limit = time.monotonic() + PATIENCE_S
-        while len(refused) < refusals and time.monotonic() < limit:
-            await asyncio.sleep(0.01)
-        await client.close()
-
-    asyncio.run(run())
-    return refused
-
-
-def batch(host: str = "a") -> bytes:
-    return BatchWriter().encode(rings(host, (0, 1)).batch())
-
-
-def marks(life: str, n: int, **more: str) -> dict[str, str]:
-    return {subjects.LIFE: life, subjects.NUMBER: str(n), subjects.FORMAT: str(packing.VERSION), **more}
 
 
 def settle(bench: Bench, seconds: float = 0.5) -> None:
@@ -209,32 +149,21 @@ def test_replayed_and_damaged_batches_are_counted(server: PackagedServer) -> Non
         bench.until(lambda: counts.duplicates == 7 and counts.bad == 2, "the repetitions")
         assert [(job, life) for job, life, _ in bench.taken] == [("j", "L")] * 3
 
-        damaged = [
-            (good[:-7], marks("L", 10)),
-            (b"", marks("L", 11)),
-            (b"\x00" * 5000, marks("L", 12)),
-            (good[:8] + (MAX_RAW - 1).to_bytes(4, "little") + good[12:], marks("L", 13)),
-            (good, {}),
-            (good, marks("L", 14) | {subjects.NUMBER: "-1"}),
-            (good, marks("L", 15) | {subjects.NUMBER: "9" * 19}),
-            (good, marks("a b", 16)),
-            (good, marks("x" * 65, 17)),
-            (good, marks("L", 18) | {subjects.FORMAT: "99"}),
-        ]
+        forms = damaged(good)
 
         async def damage(client: Client) -> None:
-            for data, headers in damaged:
+            for data, headers in forms:
                 await client.publish(subjects.batch("j", "a"), data, headers=headers or None)
 
         with_client(who, damage)
-        bench.until(lambda: counts.bad == 2 + len(damaged), "the damaged ones")
+        bench.until(lambda: counts.bad == 2 + len(forms), "the damaged ones")
         settle(bench, 0.2)
         assert len(bench.taken) == 3
         assert any("makes no sense" in line for line in bench.service.hub.take_news())
 
 
 def test_a_flood_pushes_out_nothing_of_others(server: PackagedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ncclwatch.messaging.nats_hub.BURST", 300.0)
+    monkeypatch.setattr("ncclwatch.messaging.bus_batch.BURST", 300.0)
     who = access(server.address, server.keys(RED), "agent")
     flood = MAX_OF_A_NODE + 4000
     with engine(access(server.address, server.keys(RED), "engine")) as bench:

@@ -67,7 +67,7 @@ def test_what_two_workers_sent_on_is_heard_once(bus: Connection) -> None:
     assert hub.npeers == 2
     # The worker that died keeps nobody waiting: another hears its nodes.
     time.sleep(SILENT_S + 0.5)
-    say(bus, "two", reduced.PRESENT)
+    say(bus, "two", reduced.present(1.0))
     while not hub.poll(0.2):
         pass
     assert hub.unheard_s == 0.0
@@ -106,9 +106,30 @@ def test_a_judge_that_begins_in_the_middle_asks_for_a_key(bus: Connection) -> No
     say(bus, "one", writer.encode([Heard("default", "node0", "L", 2, 2, batches[2])]))
     hear(hub, taken, 2)
     assert taken[1][2].samples == batches[2].samples
-    say(bus, "one", reduced.PRESENT)
-    say(bus, "one", reduced.FAREWELL)
+    say(bus, "one", reduced.present(1.0))
+    say(bus, "one", reduced.present(1.0, leaves=True))
     while hub.npeers:
         assert time.monotonic() < until
         hub.poll(0.2)
+    hub.close()
+
+
+def test_a_worker_that_says_something_every_ten_seconds_is_late_after_twenty(
+    bus: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = JudgeHub(bus, lambda job, life, batch, at_ns: taken.append((job, life, batch)), lambda job: True)
+    taken: list[Taken] = []
+    [batch] = list(node_batches(list(ring_looks(1)), hosts=("node0",)))
+    hub.add(JOB, 60.0)
+    say(bus, "one", BundleWriter(0, 10.0).encode([Heard("default", "node0", "L", 0, 0, batch)]))
+    hear(hub, taken, 1)
+    until = time.monotonic() + 60
+    while hub.is_behind(JOB):
+        assert time.monotonic() < until, "everything was heard"
+        hub.poll(0.1)
+    [worker] = hub._feeds[JOB].workers.values()
+    # What a node would have said may wait at the worker all the while: silence of nodes does not count as such.
+    for silent_s, late, unheard, there in ((9.0, False, True, 1), (21.0, True, True, 1), (90.0, False, False, 0)):
+        worker.heard = time.monotonic() - silent_s
+        assert (hub.is_behind(JOB), hub.unheard_s > 0, hub.npeers) == (late, unheard, there), silent_s
     hub.close()

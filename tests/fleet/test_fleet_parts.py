@@ -26,6 +26,7 @@ def until(workers: list[Worker], holds: Callable[[], bool], what: str) -> None:
         assert time.monotonic() < limit, f"not seen: {what}: {[worker.take_news() for worker in workers]}"
         for worker in workers:
             worker.step(0.05)
+        time.sleep(0 if workers else 0.05)
 
 
 def test_each_worker_reads_its_own_part_alone_and_takes_over_where_another_was(tmp_path: Path) -> None:
@@ -73,3 +74,21 @@ def test_a_stream_of_before_takes_mapped_batches_too(tmp_path: Path) -> None:
         bus.call(bus.jetstream.publish(subjects.batch("j", "node0"), b"x"))
         message = bus.call(bus.jetstream.get_msg(subjects.BATCHES, seq=1))
         assert message.subject == "ncw.batch.7.j.node0"
+
+
+def test_a_worker_that_does_not_keep_up_says_how_far_it_is_behind(tmp_path: Path) -> None:
+    with running(tmp_path / "nats") as server, Connection(Access(server.address)) as bus:
+        worker = Worker(bus, ttl_s=10.0)
+        agents = Agents(bus, world=4)
+        agents.start()
+        until([worker], lambda: len(worker.hearing) == 4, "all nodes")
+        # It is given nothing to do; what is read meanwhile waits.
+        until([], lambda: worker.state.waiting > 8 and worker.state.lag_s > 1.0, "something that waits")
+        agents.close()
+        until([worker], lambda: (worker.state.waiting, worker.state.lag_s) == (0, 0.0), "all that was said")
+        assert worker.state.nodes == 4 and worker.state.connected
+        server.kill()
+        until([], lambda: not worker.state.connected, "the broken connection")
+        server.start()
+        until([], lambda: worker.state.connected, "another")
+        worker.close()

@@ -82,6 +82,7 @@ def hear(
     ] = 1.0,
     duration: DurationOption = None,
     as_json: JsonOption = False,
+    metrics: MetricsOption = None,
     traffic_every: TrafficOption = 60.0,
     lease: LeaseOption = LEASE_S,
 ) -> None:
@@ -91,16 +92,20 @@ def hear(
     """
     connect = bus_connection(bus, keys)
     from ncclwatch.cli.fleet_log import HearLog
+    from ncclwatch.cli.surfaces import serving_worker
     from ncclwatch.fleet.worker import Worker
 
     stop, log = stop_on_signals(), HearLog(as_json=as_json, traffic_every_s=traffic_every)
     with ExitStack() as ending:
         worker = Worker(ending.enter_context(connect), interval_s=interval, ttl_s=lease)
         ending.callback(worker.close)
+        told = [worker.state]
+        ending.enter_context(serving_worker(metrics, told))
         log.begun(bus, worker.name)
         until = float("inf") if duration is None else time.monotonic() + duration
         while not stop.is_set() and time.monotonic() < until:
             worker.step(STEP_S)
+            told[0] = worker.state
             log.worker(worker)
         log.end("interrupted" if stop.is_set() else "duration over")
 

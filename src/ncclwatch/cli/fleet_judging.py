@@ -164,7 +164,7 @@ class Judging:
         if held is None or not held.lease.holds:
             return
         try:
-            told = held.teller.update(job.session, update, unheard=self._hub.unheard_s > 0)
+            told = held.teller.update(job.session, update, unheard=self._hub.is_behind(job.name))
         except SupersededError as error:
             self._drop(job.name, error.message, release=True)
             return

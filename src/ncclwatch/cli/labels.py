@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
+from ncclwatch.collect.batch import PlaneState
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.text import clean
 
@@ -29,6 +30,11 @@ def run_state(letter: str) -> str:
 def version(info: ProcessInfo) -> str:
     """The NCCL version as ``2.27.5``, or ``?``."""
     return ".".join(str(part) for part in info.version) if info.version else "?"
+
+
+def planes_line(planes: Iterable[PlaneState]) -> str:
+    """Which planes see the job, and why the others do not: ``state, no calls (switched off)``."""
+    return ", ".join(p.name if p.running and not p.reason else f"no {p.name} ({p.reason})" for p in planes)
 
 
 def rank(info: ProcessInfo) -> str:

@@ -6,7 +6,7 @@ It knows nothing of terminals: ``step`` returns an ``Update`` for whoever shows 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -188,11 +188,6 @@ class LiveSession(InformedSession):
 def verdict_stands(verdict: Verdict | None) -> bool:
     """Whether a verdict accuses somebody."""
     return verdict is not None and verdict.verdict_class.accuses
-
-
-def planes_line(planes: Iterable[PlaneState]) -> str:
-    """Which planes see the job, and why the others do not: ``state, no calls (switched off)``."""
-    return ", ".join(p.name if p.running and not p.reason else f"no {p.name} ({p.reason})" for p in planes)
 
 
 def until_of(duration_s: float | None) -> float | None:

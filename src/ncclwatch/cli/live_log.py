@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from ncclwatch.cli import labels
 from ncclwatch.cli.flows_text import name as flow_name
-from ncclwatch.cli.live import planes_line
 from ncclwatch.cli.network_text import kernel_line, link_line, nic_line, worth_showing
 from ncclwatch.cli.output import emit, flush
 from ncclwatch.cli.unsolved import Unsolved
@@ -47,7 +46,7 @@ class LogSurface:
         versions = sorted({labels.version(info) for info in infos})
         number = len({(info.host, info.pid) for info in infos})
         count = f"{number} process{'es' if number != 1 else ''}"
-        self._line(f"attached to {count}{ranks}, NCCL {', '.join(versions)}; planes: {planes_line(session.planes)}")
+        self._line(f"attached to {count}{ranks}, NCCL {', '.join(versions)}; planes: {labels.planes_line(session.planes)}")
         for problem in session.problems:
             self._line(f"not watched: {problem.line}")
         flush()

@@ -1,16 +1,18 @@
-"""``--metrics``: an HTTP endpoint for Prometheus beside a live session, on the loopback interface unless told otherwise."""
+"""``--metrics``: an HTTP endpoint for Prometheus, on the loopback interface unless told otherwise."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from ncclwatch.cli.output import note
 from ncclwatch.errors import UsageError
-from ncclwatch.report.metrics import CONTENT_TYPE, WatchedJobs, metrics
+from ncclwatch.report.exposition import CONTENT_TYPE
+from ncclwatch.report.metrics import WatchedJobs, metrics
 from ncclwatch.text import clean
 
 if TYPE_CHECKING:
@@ -42,14 +44,12 @@ def parse_address(text: str, what: str = "metrics", *, any_port: bool = False) -
     return address, port
 
 
-class MetricsServer:
-    """A surface that keeps the newest view of a session, or of several jobs, and answers scrapes with it from threads of its own.
-    A context manager.
-    """
+class Endpoint:
+    """Answers scrapes, from threads of its own, with what ``page`` gives. ``what`` that tells of. A context manager."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, page: Callable[[], str], what: str) -> None:
         self.address, self.port = parse_address(text)
-        self._jobs = WatchedJobs()
+        self._page = page
         self._slots = threading.BoundedSemaphore(MAX_SCRAPES)
         kind = type(
             "Server", (ThreadingHTTPServer,), {"address_family": 10 if ":" in self.address else 2, "daemon_threads": True}
@@ -61,36 +61,19 @@ class MetricsServer:
                 f"metrics cannot be served on {clean(text, 60)}: {error.strerror or error}", "choose another port or address"
             ) from error
         if not ipaddress.ip_address(self.address).is_loopback:
-            note(f"metrics on {self.address}:{self.port} can be read by everybody who reaches it: host names, pids, verdicts")
+            note(f"metrics on {self.address}:{self.port} can be read by everybody who reaches it: {what}")
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
-    def __enter__(self) -> MetricsServer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
 
-    # --- surface -------------------------------------------------------------------------------------------------------
-
-    def attached(self, session: Session) -> None:
-        """The first view."""
-        self._jobs.of("").begin(session)
-
-    def update(self, session: Session, update: Update) -> None:
-        """Keep the newest view, and count."""
-        self.take(session, update)
-
-    def take(self, session: Told, update: Update, job: str = "") -> None:
-        """The same of one job of several."""
-        self._jobs.of(job).update(session, update)
-
-    def end(self, session: Session, reason: str) -> None:
-        """What was last seen is told until the program ends."""
-
     def page(self) -> bytes:
         """What a scrape is answered with."""
-        return metrics(self._jobs.current()).encode()
+        return self._page().encode()
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         outer = self
@@ -121,3 +104,26 @@ class MetricsServer:
                 """Scrapes are no news."""
 
         return Handler
+
+
+class MetricsServer(Endpoint):
+    """A surface that keeps the newest view of a session, or of several jobs, and answers scrapes with it."""
+
+    def __init__(self, text: str) -> None:
+        self._jobs = WatchedJobs()
+        super().__init__(text, lambda: metrics(self._jobs.current()), "host names, pids, verdicts")
+
+    def attached(self, session: Session) -> None:
+        """The first view."""
+        self._jobs.of("").begin(session)
+
+    def update(self, session: Session, update: Update) -> None:
+        """Keep the newest view, and count."""
+        self.take(session, update)
+
+    def take(self, session: Told, update: Update, job: str = "") -> None:
+        """The same of one job of several."""
+        self._jobs.of(job).update(session, update)
+
+    def end(self, session: Session, reason: str) -> None:
+        """What was last seen is told until the program ends."""

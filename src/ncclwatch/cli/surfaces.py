@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ncclwatch.cli.live import Session, Steps
     from ncclwatch.cli.metrics import MetricsServer
     from ncclwatch.engine.session import Update
+    from ncclwatch.fleet.hearing import WorkerState
 
 
 class Surface(Protocol):
@@ -55,3 +56,16 @@ def serving(address: str | None) -> Iterator[Sequence[MetricsServer]]:
 
     with MetricsServer(address) as server:
         yield (server,)
+
+
+@contextmanager
+def serving_worker(address: str | None, told: Sequence[WorkerState]) -> Iterator[None]:
+    """Serve the metrics of a hearing worker where they were asked for; ``told`` holds how it stands now."""
+    if address is None:
+        yield
+        return
+    from ncclwatch.cli.metrics import Endpoint
+    from ncclwatch.report.hearing_metrics import hearing_metrics
+
+    with Endpoint(address, lambda: hearing_metrics(told[0]), "how much is heard of how many nodes and jobs"):
+        yield

@@ -45,6 +45,7 @@ class Connection:
         self._spawned: set[Coroutine[Any, Any, Any]] = set()
         self._client: Client | None = None
         self._jetstream: JetStreamContext | None = None
+        self._renewed = asyncio.Event()
 
     def __enter__(self) -> Connection:
         self.open()
@@ -72,6 +73,8 @@ class Connection:
 
         async def again() -> None:
             self._news.append("connected to NATS again")
+            self._renewed.set()
+            self._renewed = asyncio.Event()
 
         async def failed(error: Exception) -> None:
             self._news.append(f"NATS: {error}")
@@ -124,6 +127,15 @@ class Connection:
     def connected(self) -> bool:
         """Whether there is a connection now."""
         return self._client is not None and bool(self._client.is_connected)
+
+    @property
+    def renewals(self) -> int:
+        """How often the connection was made again so far."""
+        return int(self.client.stats["reconnects"])
+
+    async def renewed(self) -> None:
+        """Wait until the connection is made again the next time."""
+        await self._renewed.wait()
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float = 2 * REQUEST_S) -> T:
         """Run a coroutine in the connection's thread and wait for it; raises :class:`UnreachableError` when it takes too long."""

@@ -66,12 +66,29 @@ class Follower:
         self._nbytes, self._max_bytes = 0, max_bytes
         self.caught_up = False
         """Whether everything that was in the stream has been handed on once."""
+        self._current_as_of = -1
         self._stop = connection.spawn(self._run())
 
     @property
     def next(self) -> int:
         """The sequence number that what is taken next has at least."""
         return self._found[0].sequence if self._found else self._next
+
+    @property
+    def current(self) -> bool:
+        """Whether everything that was in the stream has come since the connection was made last."""
+        return self._current_as_of == self._connection.renewals
+
+    @property
+    def waiting(self) -> int:
+        """Messages that were read and not taken, and those that the stream held behind the newest of them."""
+        found = len(self._found)
+        return found + self._found[-1].pending if found else 0
+
+    @property
+    def oldest_ns(self) -> int | None:
+        """When the oldest of these was stored (CLOCK_REALTIME of the server)."""
+        return self._found[0].time_ns if self._found else None
 
     def take(self, limit: int) -> list[Message]:
         """Messages that have come, at most so many."""
@@ -107,24 +124,23 @@ class Follower:
                 await asyncio.sleep(AGAIN_S)
 
     async def _follow(self) -> None:
-        client = self._connection.client
-        connections = client.stats["reconnects"]
+        renewals = self._connection.renewals
         last = (await self._connection.jetstream.stream_info(self._stream)).state.last_seq
         # What it holds behind its end will be new, whatever its numbers.
         self._next = min(self._next, last + 1)
         subscription = await self._connection.jetstream.pull_subscribe(self._subject, stream=self._stream, config=self._config())
         expected = 1
         try:
-            self._note_end(await subscription.consumer_info())
-            while client.stats["reconnects"] == connections:
+            self._note_end((await subscription.consumer_info()).num_pending, renewals)
+            while self._connection.renewals == renewals:
                 if len(self._found) >= MAX_WAITING or self._nbytes > self._max_bytes:
                     await asyncio.sleep(AGAIN_S / 10)
                     continue
                 try:
-                    messages = await subscription.fetch(FETCH, timeout=WAIT_S)
+                    messages = await self._fetch(subscription)
                 except TimeoutError:
                     # Nothing came: because there is nothing, or because a server that began anew does not know us.
-                    self._note_end(await subscription.consumer_info())
+                    self._note_end((await subscription.consumer_info()).num_pending, renewals)
                     continue
                 for message in messages:
                     if message.metadata.sequence.consumer != expected:
@@ -132,13 +148,29 @@ class Follower:
                         return
                     expected += 1
                     self._add(message)
+                    self._note_end(message.metadata.num_pending, renewals)
                 self._bell.set()
         finally:
             await self._leave(subscription)
 
-    def _note_end(self, info: api.ConsumerInfo) -> None:
-        if info.num_pending == 0:
-            self.caught_up = True
+    async def _fetch(self, subscription: Any) -> list[Msg]:
+        """Messages; none when the connection was made again meanwhile. All who follow begin again at once then: one that waited
+        for the end of its request would hear its part of a job seconds later than others theirs.
+        """
+        fetching = asyncio.ensure_future(subscription.fetch(FETCH, timeout=WAIT_S))
+        renewed = asyncio.ensure_future(self._connection.renewed())
+        try:
+            await asyncio.wait((fetching, renewed), return_when=asyncio.FIRST_COMPLETED)
+            return await fetching if fetching.done() else []
+        finally:
+            renewed.cancel()
+            if not fetching.cancel() and not fetching.cancelled():
+                # Whoever cancels us does not ask what came of it.
+                fetching.exception()
+
+    def _note_end(self, pending: int | None, renewals: int) -> None:
+        if pending == 0:
+            self.caught_up, self._current_as_of = True, renewals
             self._bell.set()
 
     async def _leave(self, subscription: Any) -> None:
@@ -161,5 +193,3 @@ class Follower:
         )  # fmt: skip
         self._nbytes += len(message.data)
         self._next, self._from = about.sequence.stream + 1, None
-        if about.num_pending == 0:
-            self.caught_up = True

@@ -9,6 +9,7 @@ from typing import Any
 from ncclwatch.fleet.directory import Claim, Directory
 from ncclwatch.fleet.reduced import NODES_A_BUNDLE, BundleWriter, Heard
 from ncclwatch.fleet.split import NodeSplitter
+from ncclwatch.messaging.bus_batch import Allowance, allowance
 from ncclwatch.messaging.limits import FormatError
 from ncclwatch.messaging.reader import BatchReader
 from ncclwatch.messaging.subjects import token_of
@@ -24,7 +25,9 @@ MAX_WAITING_EVENTS = 200_000
 
 @dataclass(slots=True)
 class HearingCounts:
-    """What was heard since the beginning: ``windows`` and ``looks`` by rank, ``missed`` batches that never came."""
+    """What was heard since the beginning: ``windows`` and ``looks`` by rank, ``missed`` batches that never came; ``flooded`` of
+    nodes that say too much.
+    """
 
     batches: int = 0
     nbytes: int = 0
@@ -35,6 +38,7 @@ class HearingCounts:
     bad: int = 0
     missed: int = 0
     keys_asked: int = 0
+    flooded: int = 0
     refused_nodes: int = 0
     messages: int = 0
     sent_bytes: int = 0
@@ -46,6 +50,23 @@ class HearingCounts:
     def copy(self) -> HearingCounts:
         """As they are now."""
         return replace(self)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """How a worker stands at ``at_s`` (seconds since the epoch): how many parts, nodes and jobs it hears; how many batches are
+    ``waiting`` to be heard, and how long ago the oldest of them was stored (``lag_s``); messages for judges that are ``unsent``.
+    """
+
+    at_s: float
+    connected: bool
+    parts: int
+    nodes: int
+    jobs: int
+    waiting: int
+    lag_s: float
+    unsent: int
+    counts: HearingCounts
 
 
 @dataclass(slots=True)
@@ -61,6 +82,7 @@ class _Node:
     splitter: NodeSplitter
     part: str
     """As part of which it was heard last."""
+    allowance: Allowance
     lives: OrderedDict[str, _Life] = field(default_factory=OrderedDict)
     asked_ns: int = 0
 
@@ -81,15 +103,15 @@ class _Job:
 class Hearing:
     """Everything one worker knows. ``claims`` and ``asks`` (nodes that have to send a key batch) are taken by the caller.
 
-    ``max_bytes``: what a message may hold.
+    ``max_bytes``: what a message may hold; ``interval_s``: how often messages are taken.
     """
 
-    def __init__(self, max_bytes: int = 900_000) -> None:
+    def __init__(self, max_bytes: int = 900_000, interval_s: float = 1.0) -> None:
         self.counts = HearingCounts()
         self.directory = Directory()
         self.claims: list[Claim] = []
         self.asks: list[tuple[str, str]] = []
-        self._max_bytes = max_bytes
+        self._max_bytes, self._interval_s = max_bytes, interval_s
         self._shared = Shared()
         self._nodes: dict[tuple[str, str], _Node] = {}
         self._jobs: dict[str, _Job] = {}
@@ -98,14 +120,20 @@ class Hearing:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def take(self, token: str, node: str, life: str, n: int, data: bytes, now_ns: int, of_part: str = "") -> None:
+    def take(
+        self, token: str, node: str, life: str, n: int, data: bytes, now_ns: int, of_part: str = "", stored_ns: int = 0
+    ) -> None:
         """Take batch ``n`` of a life of a node's agent; raises ``FormatError`` for one that makes no sense. ``of_part``: as which
-        part of the nodes it was heard.
+        part of the nodes it was heard; ``stored_ns``: when the stream had it, by the server's clock (0: now).
         """
         self.counts.nbytes += len(data)
-        known = self._node(token, node, of_part)
+        stored_ns = stored_ns or now_ns
+        known = self._node(token, node, of_part, stored_ns)
         if known is None:
             self.counts.refused_nodes += 1
+            return
+        if not known.allowance.take(stored_ns):
+            self.counts.flooded += 1
             return
         speaker = known.lives.get(life)
         if speaker is None:
@@ -147,12 +175,12 @@ class Hearing:
         self.counts.looks += len(batch.samples)
         self.counts.calls += 0 if batch.events is None else len(batch.events)
 
-    def _node(self, token: str, node: str, part: str) -> _Node | None:
+    def _node(self, token: str, node: str, part: str, stored_ns: int) -> _Node | None:
         known = self._nodes.get((token, node))
         if known is None:
             if len(self._nodes) >= MAX_NODES:
                 return None
-            known = self._nodes[token, node] = _Node(NodeSplitter(token), part)
+            known = self._nodes[token, node] = _Node(NodeSplitter(token), part, allowance(stored_ns))
         known.part = part
         return known
 
@@ -162,7 +190,7 @@ class Hearing:
         if bundle is None:
             bundle = next((one for one in whole.bundles if len(one.nodes) < NODES_A_BUNDLE), None)
             if bundle is None:
-                bundle = _Bundle(BundleWriter(self._bundles))
+                bundle = _Bundle(BundleWriter(self._bundles, self._interval_s))
                 self._bundles += 1
                 whole.bundles.append(bundle)
             bundle.nodes.add((token, node))

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 PER_POLL = 64
 """Messages of one job that are taken at a time; each is of up to 64 nodes."""
 SILENT_S, GONE_S = 2.0, 15.0
-"""A worker says something every second. One that does not may have died: its nodes are not silent until another hears them."""
+"""A worker that has said nothing for so long may have died: its nodes are not silent until another hears them."""
+LATE = 2.0
+"""Intervals of a worker after which it is late."""
 MAX_WORKERS, MAX_BUNDLES, MAX_LIVES = 256, 8192, 131072
 """Of one job, what is remembered of workers, of what their messages build on, and of agents."""
 ASK_AGAIN_S = 1.0
@@ -63,19 +65,45 @@ class _Agent:
 
 
 @dataclass(slots=True)
+class _Worker:
+    """When a worker was heard last, and how often it says something."""
+
+    heard: float
+    interval_s: float
+
+    @property
+    def gone_s(self) -> float:
+        """After so long it is of the past."""
+        return GONE_S + LATE * self.interval_s
+
+
+@dataclass(slots=True)
 class _Feed:
     """What comes of one job."""
 
     follower: Follower
     readers: OrderedDict[tuple[str, int], BundleReader] = field(default_factory=OrderedDict)
     agents: OrderedDict[str, _Agent] = field(default_factory=OrderedDict)
-    workers: OrderedDict[str, float] = field(default_factory=OrderedDict)
-    """When each worker was heard last."""
+    workers: OrderedDict[str, _Worker] = field(default_factory=OrderedDict)
+    emptied: float = field(default_factory=time.monotonic)
+    """When everything that had come was heard."""
     asked: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether something waits, or may wait in the stream since the connection was made again."""
+        return len(self.follower) > 0 or (self.follower.caught_up and not self.follower.current)
+
     def unheard_s(self, now: float) -> float:
-        """For how long a worker has been silent whose nodes nobody else hears yet; else 0."""
-        silent = {name: now - heard for name, heard in self.workers.items() if SILENT_S < now - heard < GONE_S}
+        """For how long a worker has said nothing whose nodes nobody else hears yet; else 0."""
+        return self._silent(now, lambda worker: SILENT_S)
+
+    def is_late(self, now: float) -> bool:
+        """Whether it should have said something by now."""
+        return self._silent(now, lambda worker: LATE * worker.interval_s) > 0
+
+    def _silent(self, now: float, after_s: Callable[[_Worker], float]) -> float:
+        silent = {name: now - w.heard for name, w in self.workers.items() if after_s(w) < now - w.heard < w.gone_s}
         if not silent:
             return 0.0
         waited_for = {agent.worker for agent in self.agents.values()}
@@ -97,7 +125,7 @@ class JudgeHub:
         self._bell = threading.Event()
         self._feeds: dict[str, _Feed] = {}
         self._viewers: OrderedDict[tuple[str, bytes], float] = OrderedDict()
-        self._heard = self._emptied = time.monotonic()
+        self._heard = time.monotonic()
         connection.call(self._listen())
 
     async def _listen(self) -> None:
@@ -136,16 +164,21 @@ class JudgeHub:
     @property
     def npeers(self) -> int:
         """Hearing workers that were heard of late, and viewers."""
-        since = time.monotonic() - GONE_S
-        workers = {name for feed in self._feeds.values() for name, heard in feed.workers.items() if heard > since}
+        now = time.monotonic()
+        workers = {name for feed in self._feeds.values() for name, w in feed.workers.items() if now - w.heard < w.gone_s}
         return len(workers) + len(self._viewers)
 
     @property
     def unheard_s(self) -> float:
-        """For how long something has been waiting to be heard, here or because a worker died or NATS is away; else 0."""
+        """For how long something may have been waiting to be heard, here, at a worker, or because NATS is away; else 0."""
         now = time.monotonic()
-        behind = self._heard - self._emptied
+        behind = max((self._heard - feed.emptied for feed in self._feeds.values()), default=0.0)
         return max(0.0, behind, *(feed.unheard_s(now) for feed in self._feeds.values()))
+
+    def is_behind(self, job: str) -> bool:
+        """Whether something of a job waits to be heard, or a worker should have said something by now."""
+        feed = self._feeds[job]
+        return self._heard > feed.emptied or feed.is_late(time.monotonic())
 
     def poll(self, timeout_s: float) -> int:
         """Hear what there is, waiting at most ``timeout_s`` for the first; returns how many messages were taken."""
@@ -162,8 +195,8 @@ class JudgeHub:
                 except FormatError as error:
                     self.counts.bad += 1
                     self._lines.tell(f"bad {message.subject}", f"a message of {message.subject} makes no sense: {error.message}")
-        if self._connection.connected and not any(len(feed.follower) for feed in self._feeds.values()):
-            self._emptied = time.monotonic()
+            if self._connection.connected and not feed.is_behind:
+                feed.emptied = time.monotonic()
         return taken
 
     def take_news(self) -> list[str]:
@@ -228,10 +261,10 @@ class JudgeHub:
         worker = message.subject.rpartition(".")[2]
         said = reduced.decode(message.data)
         self.counts.nbytes += len(message.data)
-        feed.workers[worker] = time.monotonic() - max(0.0, time.time() - message.time_ns / 1e9)
+        feed.workers[worker] = _Worker(time.monotonic() - max(0.0, time.time() - message.time_ns / 1e9), said.interval_s)
         feed.workers.move_to_end(worker)
         if said.bundle < 0:
-            if message.data == reduced.FAREWELL:
+            if said.number == reduced.LEAVES:
                 del feed.workers[worker]
             return
         reader = feed.readers.get((worker, said.bundle))
@@ -253,6 +286,11 @@ class JudgeHub:
         agent = feed.agents.get(heard.life)
         if agent is None:
             agent = feed.agents[heard.life] = _Agent(heard.token, heard.node, last=heard.first - 1)
+        elif (agent.token, agent.node) != (heard.token, heard.node):
+            # Who names the life of another node's agent would have what that says next count as said before.
+            self.counts.bad += 1
+            self._lines.tell(f"life {heard.life}", f"node {heard.node} of job {heard.token} names the life of another's agent")
+            return
         agent.worker = worker
         if heard.last <= agent.last:
             # Sent on by two workers, one of which died before it could write down that it had.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replaced
-from typing import Any, overload
+from typing import Annotated, Any, overload
 
 import msgspec
 import numpy as np
@@ -32,6 +32,10 @@ NODES_A_BUNDLE = 64
 """Nodes of a message: eight ranks each are 512, whose columns stay well below what a message may hold."""
 KEY_EVERY = 30
 """Messages of a bundle after which one builds on none before it: a judge that begins anew needs no more of the past."""
+MAX_INTERVAL_S = 60.0
+"""Between two messages of a worker."""
+LEAVES = 1
+"""The number of a message without parts that says that its worker ends."""
 MAX_NOTES = 200
 """Of a node between two messages."""
 COUNTED = ("samples", "windows", "work", "all_flows", "events")
@@ -116,23 +120,24 @@ class Part(msgspec.Struct, array_like=True):
 
 class Message(msgspec.Struct, array_like=True):
     """``number`` counts the messages of a bundle; ``body`` holds the tables as a batch does. Without parts it says that the
-    worker is there.
+    worker is there, or (``LEAVES``) that it ends: others hear its nodes. ``interval_s``: how often it says something.
     """
 
     bundle: int
     number: int
     parts: list[Part]
     body: bytes
+    interval_s: Annotated[float, msgspec.Meta(gt=0.0, le=MAX_INTERVAL_S)] = 1.0
 
 
 _decoder = msgspec.msgpack.Decoder(Message)
 
 
 class BundleWriter:
-    """Encodes the messages of one bundle."""
+    """Encodes the messages of one bundle, one each ``interval_s``."""
 
-    def __init__(self, bundle: int) -> None:
-        self.bundle = bundle
+    def __init__(self, bundle: int, interval_s: float = 1.0) -> None:
+        self.bundle, self._interval_s = bundle, interval_s
         self._number = 0
         self._writer = BatchWriter(calls="all", key_every=KEY_EVERY)
 
@@ -164,7 +169,7 @@ class BundleWriter:
         together.work, together.all_flows = work, flows
         together.events = joined(events) if events else None
         body = self._writer.encode(together)
-        message = Message(self.bundle, self._number, parts, body)
+        message = Message(self.bundle, self._number, parts, body, self._interval_s)
         self._number += 1
         return _encoder.encode(message)
 
@@ -177,10 +182,9 @@ def _more(batch: NodeBatch) -> dict[str, msgspec.Raw]:
     }
 
 
-PRESENT = _encoder.encode(Message(-1, 0, [], b""))
-"""The message of a worker that has nothing to say."""
-FAREWELL = _encoder.encode(Message(-1, 1, [], b""))
-"""The message of a worker that ends: others hear its nodes."""
+def present(interval_s: float, *, leaves: bool = False) -> bytes:
+    """The message of a worker that has nothing to say, or that ends."""
+    return _encoder.encode(Message(-1, LEAVES if leaves else 0, [], b"", interval_s))
 
 
 class _Slice(Sequence[RankWindow]):

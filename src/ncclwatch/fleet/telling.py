@@ -57,6 +57,10 @@ class Teller:
         self._over = False
         self._quiet = 0
         self._held_since: float | None = None
+        self._is_apart = True
+        """Whether nodes were not heard up to the same moment, and not all of them have been since."""
+        self._level_ns: int | None = None
+        """The newest look when they were heard up to the same moment again."""
         self._first: dict[ProcessKey, ProcessSample] = {}
         """What each process showed first since nothing is accused any more."""
 
@@ -67,7 +71,8 @@ class Teller:
             return told
         accusing = [verdict for verdict in update.verdicts if verdict.verdict_class.accuses]
         self._note(session, update, accusing)
-        if (accusing or self._over) and self._holds_back(session, unheard=unheard):
+        self._note_apart(session, unheard=unheard)
+        if (accusing or self._over) and self._holds_back():
             return told
         try:
             for verdict in accusing:
@@ -87,14 +92,25 @@ class Teller:
             return told
         return told
 
-    def _holds_back(self, session: DiagnosisSession, *, unheard: bool) -> bool:
-        """Whether nodes were not heard up to the same moment, as after a worker or NATS was away; not for ever."""
-        if not unheard and _of_one_moment(session):
+    def _note_apart(self, session: DiagnosisSession, *, unheard: bool) -> None:
+        """Whether nodes were heard up to different moments, as after a worker or NATS was away. That is over when every node has
+        shown more than the newest look of when they seemed to be level: before, some of what one shows may still be what it was
+        when another was somewhere else.
+        """
+        looks = _looks(session)
+        if unheard or not _of_one_moment(session, looks):
+            self._is_apart, self._level_ns = True, None
+        elif self._is_apart:
+            self._level_ns = self._level_ns or max(looks, default=0)
+            self._is_apart = bool(looks) and min(looks) <= self._level_ns
+        if not self._is_apart:
             self._held_since = None
-            return False
-        if self._held_since is None:
+
+    def _holds_back(self) -> bool:
+        """Whether what is to be said waits for nodes that are apart; not for ever."""
+        if self._is_apart and self._held_since is None:
             self._held_since = self._clock()
-        return self._clock() - self._held_since < HOLD_S
+        return self._held_since is not None and self._clock() - self._held_since < HOLD_S
 
     def _tell(self, shown: dict[str, Any]) -> Record | None:
         known = accusation(shown) in self.log.state.told
@@ -136,8 +152,12 @@ class Teller:
         return bool(samples) and named <= seen and all(progressed(self._first[key], sample) for key, sample in samples.items())
 
 
-def _of_one_moment(session: DiagnosisSession) -> bool:
+def _looks(session: DiagnosisSession) -> list[int]:
+    """When each node that is heard was looked at last, nanoseconds since the epoch by its clock."""
     heard = [node for node in session.nodes.values() if not node.silent and node.samples]
-    looks = [next(iter(node.samples.values())).wall_ns for node in heard]
-    interval_s = max((node.interval_s for node in heard), default=1.0)
+    return [next(iter(node.samples.values())).wall_ns for node in heard]
+
+
+def _of_one_moment(session: DiagnosisSession, looks: list[int]) -> bool:
+    interval_s = max((node.interval_s for node in session.nodes.values() if not node.silent and node.samples), default=1.0)
     return not looks or max(looks) - min(looks) <= (APART_LOOKS * interval_s + 0.5) * 1e9

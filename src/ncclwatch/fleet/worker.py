@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import secrets
 import threading
 import time
@@ -21,11 +20,12 @@ from ncclwatch.errors import NcclwatchError
 from ncclwatch.fleet import directory, reduced, streams
 from ncclwatch.fleet.connection import Connection, UnreachableError
 from ncclwatch.fleet.follow import Follower, Message
-from ncclwatch.fleet.hearing import Hearing
+from ncclwatch.fleet.hearing import Hearing, WorkerState
 from ncclwatch.fleet.lease import TTL_S
 from ncclwatch.fleet.share import Share
 from ncclwatch.messaging import subjects
-from ncclwatch.messaging.limits import MAX_COUNT, FormatError
+from ncclwatch.messaging.bus_batch import marks
+from ncclwatch.messaging.limits import FormatError
 from ncclwatch.messaging.lines import Lines
 from ncclwatch.messaging.protocol import NeedKey, Ping, Pong
 from ncclwatch.messaging.protocol import decode as decode_word
@@ -51,7 +51,6 @@ SWEEP_S = 60.0
 UNMAPPED = "unmapped"
 """The part of all nodes whose batches the account does not map to one: one worker hears all of them."""
 PIECES = (*(str(number) for number in range(subjects.PARTITIONS)), UNMAPPED)
-_LIFE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 
 @dataclass(slots=True)
@@ -73,7 +72,7 @@ class Worker:
         self._connection = connection
         connection.call(streams.ensure(connection.jetstream, subjects.BATCHES, subjects.REDUCED, streams.JOBS), 30.0)
         self._positions: KeyValue = connection.call(streams.heard_bucket(connection.jetstream))
-        self.hearing = Hearing(int(connection.client.max_payload * SHARE_OF_PAYLOAD))
+        self.hearing = Hearing(int(connection.client.max_payload * SHARE_OF_PAYLOAD), interval_s)
         self._bell = threading.Event()
         self._claims = Follower(connection, streams.JOBS, streams.ALL_CLAIMS, self._bell)
         self._heard: dict[str, _Part] = {}
@@ -107,6 +106,19 @@ class Worker:
     def parts(self) -> list[str]:
         """What it hears now."""
         return sorted(self._heard)
+
+    @property
+    def state(self) -> WorkerState:
+        """How it stands now."""
+        followers = [part.follower for part in self._heard.values()]
+        stored = [at_ns for follower in followers if (at_ns := follower.oldest_ns) is not None]
+        now = time.time()
+        return WorkerState(
+            at_s=now, connected=self._connection.connected, parts=len(followers), nodes=len(self.hearing),
+            jobs=len(self.hearing.jobs), waiting=sum(follower.waiting for follower in followers),
+            lag_s=max(0.0, now - min(stored, default=int(now * 1e9)) / 1e9), unsent=len(self._unsent),
+            counts=self.hearing.counts.copy(),
+        )  # fmt: skip
 
     def take_news(self) -> list[str]:
         """Lines about what was turned away and what happened to the connection."""
@@ -206,15 +218,24 @@ class Worker:
         if parts is None:
             return
         token, node = parts
-        life, n = message.headers.get(subjects.LIFE, ""), message.headers.get(subjects.NUMBER, "")
         try:
-            if not _LIFE.match(life) or not n.isascii() or not n.isdigit() or int(n) > MAX_COUNT:
-                self.hearing.counts.bad += 1
-                raise FormatError("a batch without the headers that say whose it is")
-            self.hearing.take(token, node, life, int(n), message.data, time.time_ns(), piece)
+            life, n = marks(message.headers)
         except FormatError as error:
-            text = f"node {node} of job {token} sent something that makes no sense: {error.message}"
-            self.lines.tell(f"bad {message.subject}", text)
+            self.hearing.counts.bad += 1
+            self._tell_bad(message, error)
+            return
+        flooded = self.hearing.counts.flooded
+        try:
+            self.hearing.take(token, node, life, n, message.data, time.time_ns(), piece, message.time_ns)
+        except FormatError as error:
+            self._tell_bad(message, error)
+        if self.hearing.counts.flooded > flooded:
+            self.lines.tell(f"flood {message.subject}", f"node {node} of job {token} says more than is heard of one node")
+
+    def _tell_bad(self, message: Message, error: FormatError) -> None:
+        token, node = subjects.batch_parts(message.subject) or ("?", "?")
+        text = f"node {node} of job {token} sent something that makes no sense: {error.message}"
+        self.lines.tell(f"bad {message.subject}", text)
 
     # --- sending on ----------------------------------------------------------------------------------------------------
 
@@ -231,7 +252,7 @@ class Worker:
             silent.discard(job)
             self._queue(subjects.reduced(job, self.name), data)
         for job in silent:
-            self._queue(subjects.reduced(job, self.name), reduced.PRESENT)
+            self._queue(subjects.reduced(job, self.name), reduced.present(self.interval_s))
         for token, node in self.hearing.asks:
             self._connection.spawn(self._connection.client.publish(subjects.ask(token, node), encode_word(NeedKey())))
         self.hearing.asks.clear()
@@ -273,7 +294,7 @@ class Worker:
             if not self._unsent or self._send():
                 self._flush()
                 for job in self.hearing.jobs:
-                    self._queue(subjects.reduced(job, self.name), reduced.FAREWELL)
+                    self._queue(subjects.reduced(job, self.name), reduced.present(self.interval_s, leaves=True))
                 self._send()
         self.share.close()
         self._claims.close()

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from nats.aio.msg import Msg
 from nats.js.client import JetStreamContext
 
-from ncclwatch.messaging import packing, protocol, subjects
+from ncclwatch.messaging import protocol, subjects
+from ncclwatch.messaging.bus_batch import Allowance, allowance, marks
 from ncclwatch.messaging.bus_keys import Access
-from ncclwatch.messaging.limits import APART, MAX_COUNT, FormatError
+from ncclwatch.messaging.limits import FormatError
 from ncclwatch.messaging.lines import Lines
 from ncclwatch.messaging.lives import FORGET_PEER_S, MAX_LIVES, Life, forget
 from ncclwatch.messaging.nats_client import BusClient, LostError, NatsThread, listen
@@ -31,8 +32,6 @@ from ncclwatch.messaging.values import Shared
 from ncclwatch.model.work import WorkOrder
 
 PER_POLL = 2000
-RATE, BURST = 50.0, 12_000.0
-"""Batches a second that are heard of one node, and how many at once: a spool of an hour; a node says two or three a second."""
 MAX_SUBJECTS = 65_536
 MISSING = 256
 """Numbers of a life that were skipped and may still come."""
@@ -43,8 +42,6 @@ EASE_AGAIN_S = 2.0
 """An allowance holds for five seconds, the wish for more looks 2.5 (``collect.ease``)."""
 REST_S = 0.5
 SWEEP_S = 10.0
-_LIFE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
-_NUMBER = re.compile(r"[0-9]{1,19}\Z")
 _VIEWER = re.compile(rb"[0-9a-f]{16}\Z")
 
 
@@ -54,14 +51,6 @@ class _Life(Life):
 
     missing: set[int] = field(default_factory=set)
     eased_at: float = 0.0
-
-
-@dataclass(slots=True)
-class _Bucket:
-    """What of one subject may still be heard, by the server's clock."""
-
-    left: float
-    at_ns: int
 
 
 class NatsHub:
@@ -74,7 +63,7 @@ class NatsHub:
         self._take = take
         self._lines = Lines()
         self._lives: OrderedDict[str, _Life] = OrderedDict()
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._allowances: OrderedDict[str, Allowance] = OrderedDict()
         self._shared = Shared()
         self._viewers: OrderedDict[tuple[str, bytes], float] = OrderedDict()
         self._came = threading.Event()
@@ -189,7 +178,7 @@ class NatsHub:
             self.counts.flooded += 1
             self._lines.tell(f"flood {held.subject}", f"node {parts[1]} of job {parts[0]} says more than is heard of one node")
             return
-        number, n = _marks(held)
+        number, n = marks(held.headers)
         life = self._life(number, *parts)
         self.counts.nbytes += len(held.data)
         if not _is_new(life, n):
@@ -222,17 +211,12 @@ class NatsHub:
         return life
 
     def _within_rate(self, held: Held) -> bool:
-        bucket = self._buckets.get(held.subject)
-        if bucket is None:
-            if len(self._buckets) >= MAX_SUBJECTS:
-                self._buckets.popitem(last=False)
-            bucket = self._buckets[held.subject] = _Bucket(BURST, held.at_ns)
-        bucket.left = min(BURST, bucket.left + max(0, held.at_ns - bucket.at_ns) / 1e9 * RATE)
-        bucket.at_ns = max(bucket.at_ns, held.at_ns)
-        if bucket.left < 1.0:
-            return False
-        bucket.left -= 1.0
-        return True
+        allowed = self._allowances.get(held.subject)
+        if allowed is None:
+            if len(self._allowances) >= MAX_SUBJECTS:
+                self._allowances.popitem(last=False)
+            allowed = self._allowances[held.subject] = allowance(held.at_ns)
+        return allowed.take(held.at_ns)
 
     def _bad(self, held: Held, error: FormatError) -> None:
         self.counts.bad += 1
@@ -297,16 +281,6 @@ class NatsHub:
             self.counts.refused_peers += 1
             return
         self._viewers[key] = time.monotonic()
-
-
-def _marks(held: Held) -> tuple[str, int]:
-    """Life and number of a batch by its headers; raises ``FormatError``."""
-    life, n, fmt = (held.headers.get(name, "") for name in (subjects.LIFE, subjects.NUMBER, subjects.FORMAT))
-    if not _LIFE.match(life) or not _NUMBER.match(n) or not _NUMBER.match(fmt) or int(n) > MAX_COUNT:
-        raise FormatError("a batch without the headers that say whose it is")
-    if abs(int(fmt) - packing.VERSION) > 1:
-        raise FormatError(f"a batch of format {int(fmt)} cannot be read here (format {packing.VERSION})", APART)
-    return life, int(n)
 
 
 def _is_new(life: _Life, n: int) -> bool:

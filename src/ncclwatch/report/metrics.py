@@ -1,4 +1,4 @@
-"""What a session says as metrics, and these as Prometheus reads them (text format 0.0.4).
+"""What a session says as metrics.
 
 Names, units and labels: ``docs/metrics.md``.
 """
@@ -9,11 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ncclwatch import __version__
 from ncclwatch.model.metric import Labels, Metric
 from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.report.exposition import metric, text_of
 from ncclwatch.text import clean
 from ncclwatch.view.builder import Told, ViewBuilder
 from ncclwatch.view.frame import View
@@ -23,7 +24,6 @@ from ncclwatch.view.verdict_text import culprit_name
 if TYPE_CHECKING:
     from ncclwatch.engine.session import Update
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BUILD_INFO = "ncclwatch_build_info"
 GONE_S = 300.0
 """A job that nothing was said of for so long has no metrics any more."""
@@ -97,28 +97,26 @@ def metrics(jobs: Sequence[tuple[str, Watched]]) -> str:
     """The whole page: of every job the same metrics, told apart by the label ``nccl_job`` where the job has a name."""
     found: dict[str, Metric] = {}
     for job, watched in jobs or [("", Watched())]:
-        for metric in families(watched.view, watched.counts):
-            samples = metric.samples
-            if job and metric.name != BUILD_INFO:
+        for one in families(watched.view, watched.counts):
+            samples = one.samples
+            if job and one.name != BUILD_INFO:
                 samples = tuple(({"nccl_job": job, **labels}, value) for labels, value in samples)
-            known = found.get(metric.name)
-            if known is None or metric.name != BUILD_INFO:
-                found[metric.name] = replace(metric, samples=(*(known.samples if known is not None else ()), *samples))
-    return "".join(map(_text, found.values()))
+            known = found.get(one.name)
+            if known is None or one.name != BUILD_INFO:
+                found[one.name] = replace(one, samples=(*(known.samples if known is not None else ()), *samples))
+    return "".join(map(text_of, found.values()))
 
 
 def families(view: View | None, counts: Counts) -> Iterator[Metric]:
     """Every metric that has a value."""
-    yield from _metric(BUILD_INFO, "gauge", "Version of ncclwatch.", [({"version": __version__}, 1)])
-    yield from _metric(
-        "ncclwatch_samples_total", "counter", "Rounds of samples of the processes' memory.", [({}, counts.samples)]
-    )
+    yield from metric(BUILD_INFO, "gauge", "Version of ncclwatch.", [({"version": __version__}, 1)])
+    yield from metric("ncclwatch_samples_total", "counter", "Rounds of samples of the processes' memory.", [({}, counts.samples)])
     accusing = [kind for kind in VerdictClass if kind.accuses]
-    yield from _metric(
+    yield from metric(
         "ncclwatch_verdicts_total", "counter", "Verdicts that began to stand, by class.",
         [({"class": kind.value}, counts.verdicts[kind.value]) for kind in accusing],
     )  # fmt: skip
-    yield from _metric(
+    yield from metric(
         "ncclwatch_recoveries_total", "counter", "Verdicts that ended because the job went on, by class.",
         [({"class": kind.value}, counts.recoveries[kind.value]) for kind in accusing],
     )  # fmt: skip
@@ -133,19 +131,19 @@ def families(view: View | None, counts: Counts) -> Iterator[Metric]:
 
 def _job(view: View) -> Iterator[Metric]:
     frame = view.frame
-    yield from _metric(
+    yield from metric(
         "ncclwatch_last_sample_timestamp_seconds",
         "gauge",
         "When memory was last looked at, seconds since the epoch.",
         [({}, frame.time)],
     )
     census = view.census
-    yield from _metric(
+    yield from metric(
         "ncclwatch_ranks", "gauge", "Ranks by state.", [({"state": state.word}, census.get(state.letter, 0)) for state in STATES]
     )
-    yield from _metric("ncclwatch_lost_records_total", "counter", "Call records lost.", [({}, frame.lost)])
+    yield from metric("ncclwatch_lost_records_total", "counter", "Call records lost.", [({}, frame.lost)])
     planes = [({"plane": plane.name}, int(plane.running)) for plane in frame.planes]
-    yield from _metric("ncclwatch_plane_up", "gauge", "Whether a plane sees the job.", planes)
+    yield from metric("ncclwatch_plane_up", "gauge", "Whether a plane sees the job.", planes)
     cost = frame.cost
     for name, text, value in (
         ("ncclwatch_agent_cpu_ratio", "Share of one core that ncclwatch itself uses.", cost.own_share),
@@ -163,7 +161,7 @@ def _job(view: View) -> Iterator[Metric]:
         ),
         ("ncclwatch_wire_budget_ratio", "What that share may be.", cost.wire_budget),
     ):
-        yield from _metric(name, "gauge", text, [({}, value)])
+        yield from metric(name, "gauge", text, [({}, value)])
 
 
 def _verdicts(view: View) -> Iterator[Metric]:
@@ -181,21 +179,21 @@ def _verdicts(view: View) -> Iterator[Metric]:
         )
         for verdict in standing
     ]
-    yield from _metric(
+    yield from metric(
         "ncclwatch_verdict",
         "gauge",
         "1 for every verdict that accuses somebody and stands.",
         [(labels, 1) for labels, _ in labelled],
     )
-    yield from _metric(
+    yield from metric(
         "ncclwatch_verdict_since_timestamp_seconds", "gauge", "Since when a verdict stands.",
         [({"class": v.verdict_class.value, "id": v.id}, v.since) for v in standing],
     )  # fmt: skip
-    yield from _metric(
+    yield from metric(
         "ncclwatch_verdict_confidence_ratio", "gauge", "How sure a verdict is.",
         [({"class": v.verdict_class.value, "id": v.id}, v.confidence) for v in standing],
     )  # fmt: skip
-    yield from _metric(
+    yield from metric(
         "ncclwatch_verdict_victims", "gauge", "Ranks that a verdict says wait.",
         [({"class": v.verdict_class.value, "id": v.id}, len(set(v.victims))) for v in standing],
     )  # fmt: skip
@@ -230,7 +228,7 @@ def _ranks(view: View) -> Iterator[Metric]:
         ),
     )
     for name, text, values in columns:
-        yield from _metric(name, "gauge", text, zip(labels, values, strict=True))
+        yield from metric(name, "gauge", text, zip(labels, values, strict=True))
 
 
 def _work(view: View) -> Iterator[Metric]:
@@ -264,13 +262,13 @@ def _work(view: View) -> Iterator[Metric]:
         ),
     )
     for name, text, values in columns:
-        yield from _metric(name, "gauge", text, zip(labels, values, strict=True))
+        yield from metric(name, "gauge", text, zip(labels, values, strict=True))
     latencies = [
         (label | {"quantile": quantile}, _seconds(ns))
         for label, work in zip(labels, works, strict=True)
         for quantile, ns in (("0.5", work.latency_p50_ns), ("0.99", work.latency_p99_ns))
     ]
-    yield from _metric("ncclwatch_work_latency_seconds", "gauge", "Time from post to completion.", latencies)
+    yield from metric("ncclwatch_work_latency_seconds", "gauge", "Time from post to completion.", latencies)
 
 
 def _seconds(ns: float | None) -> float | None:
@@ -291,29 +289,4 @@ def _network(view: View) -> Iterator[Metric]:
         ("ncclwatch_nic_errors", "Errors and signs of loss since watching began.", [float(sum(n.errors.values())) for n in nics]),
     )
     for name, text, values in columns:
-        yield from _metric(name, "gauge", text, zip(labels, values, strict=True))
-
-
-def _metric(
-    name: str, kind: Literal["gauge", "counter"], text: str, samples: Iterable[tuple[Labels, float | None]]
-) -> Iterator[Metric]:
-    """One metric with its samples; a value that is not known is left out, and a metric without values too."""
-    known = tuple((labels, value) for labels, value in samples if value is not None)
-    if known:
-        yield Metric(name, kind, text, known)
-
-
-def _text(metric: Metric) -> str:
-    lines = [f"# HELP {metric.name} {metric.text}", f"# TYPE {metric.name} {metric.kind}"]
-    for labels, value in metric.samples:
-        inner = ",".join(f'{key}="{_escape(str(item))}"' for key, item in labels.items())
-        lines.append(f"{metric.name}{f'{{{inner}}}' if inner else ''} {_number(value)}")
-    return "\n".join(lines) + "\n"
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
+        yield from metric(name, "gauge", text, zip(labels, values, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -71,13 +72,17 @@ def kinds(log: Log) -> list[str]:
     return [record.type for record in log.records]
 
 
+SECONDS = itertools.count(1000)
+
+
 def show(session: DiagnosisSession, *steps: int) -> None:
-    """What nodes show next: how far the process of each has come."""
+    """What nodes show next, a second later: how far the process of each has come."""
     [look] = ring_looks(1, world=4)
+    wall_ns = next(SECONDS) * 10**9
     for sample, step in zip(look, steps, strict=False):
         operations = tuple(replace(o, op_count=o.op_count + 2 * step) for o in sample.operations)
         node = session.nodes[sample.process.host] = Node(sample.process.host, 0)
-        node.samples = {sample.process.key: replace(sample, operations=operations)}
+        node.samples = {sample.process.key: replace(sample, operations=operations, wall_ns=wall_ns)}
 
 
 def took_over(verdict: Verdict) -> Log:
@@ -199,11 +204,34 @@ def test_nothing_new_is_said_while_nodes_were_heard_up_to_different_moments() ->
     seen(session, "node0", 100 * 10**9)
     seen(session, "node1", 90 * 10**9)
     assert one.update(session, judged(accuse(3))).records == []
+    # Level now, but what one shows may be from before the other's look.
     seen(session, "node1", 101 * 10**9)
-    assert one.update(session, judged(accuse(3)), unheard=True).records == []
-    assert one.update(session, judged(accuse(3))).records != []
+    assert one.update(session, judged(accuse(4))).records == []
+    seen(session, "node0", 102 * 10**9)
+    assert one.update(session, judged(accuse(4))).records == []
+    seen(session, "node1", 102 * 10**9)
+    assert [r.verdict["summary"] for r in one.update(session, judged(accuse(3))).records if r.verdict] == ["rank 3"]
     # Not for ever: clocks of nodes may be apart.
     seen(session, "node1", 0)
     assert one.update(session, judged(RUNNING, recovered=accuse(3))).records == []
     clock.now += HOLD_S + 1
     assert one.update(session, judged(RUNNING)).records != []
+
+
+def test_what_waits_to_be_heard_holds_back_what_is_new_until_every_node_has_shown_more() -> None:
+    log = Log()
+    one, clock, _ = teller(log)
+    session = DiagnosisSession()
+    for second in (100, 101, 102):
+        seen(session, "node0", second * 10**9)
+        seen(session, "node1", second * 10**9)
+        one.update(session, judged(RUNNING), unheard=second == 100)
+    assert one.update(session, judged(accuse(3))).records != []
+    # However long nobody was heard before there was something to say.
+    one.update(session, judged(RUNNING), unheard=True)
+    clock.now += HOLD_S + 1
+    assert one.update(session, judged(accuse(4)), unheard=True).records == []
+    assert one.update(session, judged(accuse(4))).records == []
+    seen(session, "node0", 130 * 10**9)
+    seen(session, "node1", 130 * 10**9)
+    assert one.update(session, judged(accuse(4))).records != []

@@ -14,8 +14,10 @@ import pytest
 
 from ncclwatch.cli.metrics import MetricsServer, parse_address
 from ncclwatch.errors import UsageError
+from ncclwatch.fleet.hearing import HearingCounts, WorkerState
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow
+from ncclwatch.report.hearing_metrics import hearing_metrics
 from ncclwatch.report.metrics import Counts, Watched, metrics
 from ncclwatch.view.frame import View
 from testbed.sidecar import free_port
@@ -25,7 +27,13 @@ from unit.views import verdict_of, view
 ROOT = Path(__file__).parent.parent.parent.parent
 RULES = ROOT / "packaging" / "prometheus"
 LABELS = r"\{(?:[a-z_]+=\"(?:[^\"\\\n]|\\.)*\",?)*\}"
+HEARING = "ncclwatch_hear_"
 SAMPLE = re.compile(rf"([a-z_]+)({LABELS})? (-?[0-9.e+-]+|NaN)")
+
+
+def documented() -> set[str]:
+    """Names in docs/metrics.md."""
+    return set(re.findall(r"`(ncclwatch_[a-z_]+)`", (ROOT / "docs" / "metrics.md").read_text()))
 
 
 def page_of(shown: View | None, counts: Counts, *jobs: str) -> str:
@@ -107,8 +115,8 @@ def test_hostile_text_stays_in_its_label() -> None:
 
 
 def test_every_metric_is_documented() -> None:
-    documented = set(re.findall(r"`(ncclwatch_[a-z_]+)`", (ROOT / "docs" / "metrics.md").read_text()))
-    assert set(parse(page_of(with_work(with_network(view(8, VerdictClass.STOPPED))), Counts()))) == documented
+    jobs = {name for name in documented() if not name.startswith(HEARING)}
+    assert set(parse(page_of(with_work(with_network(view(8, VerdictClass.STOPPED))), Counts()))) == jobs
 
 
 def with_work(base: View) -> View:
@@ -169,6 +177,18 @@ def test_a_scrape_answers_on_the_loopback_interface_only(capsys: pytest.CaptureF
     assert capsys.readouterr().err == ""
 
 
+def test_a_hearing_worker_tells_how_far_it_is_behind_and_what_it_refused() -> None:
+    counts = HearingCounts(batches=7, windows=56, bad=2, duplicates=3, flooded=5, refused_nodes=1, missed=4)
+    state = WorkerState(at_s=1.75e9, connected=False, parts=17, nodes=3, jobs=2, waiting=9, lag_s=2.5, unsent=1, counts=counts)
+    found = parse(hearing_metrics(state))
+    assert found["ncclwatch_hear_lag_seconds"] == [("", 2.5)] and found["ncclwatch_hear_connected"] == [("", 0.0)]
+    assert found["ncclwatch_hear_windows_total"] == [("", 56.0)] and found["ncclwatch_hear_missed_batches_total"] == [("", 4.0)]
+    assert dict(found["ncclwatch_hear_refused_batches_total"]) == {
+        '{reason="bad"}': 2.0, '{reason="repeated"}': 3.0, '{reason="flood"}': 5.0, '{reason="node"}': 1.0,
+    }  # fmt: skip
+    assert {name for name in found if name.startswith(HEARING)} == {name for name in documented() if name.startswith(HEARING)}
+
+
 def test_another_interface_has_to_be_named_and_is_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
     with MetricsServer(f"0.0.0.0:{free_port()}"):
         pass
@@ -191,5 +211,5 @@ def test_the_alert_rules() -> None:
 def test_alert_rules_only_use_metrics_that_exist() -> None:
     rules = (RULES / "ncclwatch-alerts.yml").read_text()
     used = set(re.findall(r"\b(ncclwatch_[a-z_]+)\b", rules))
-    assert used <= set(re.findall(r"`(ncclwatch_[a-z_]+)`", (ROOT / "docs" / "metrics.md").read_text()))
+    assert used <= documented()
     assert used
