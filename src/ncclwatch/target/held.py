@@ -64,7 +64,15 @@ class _Reader:
 _idle: list[_Reader] = []
 _left: dict[int, _Reader] = {}
 """Readers that were left behind, by the process they read of."""
-os.register_at_fork(after_in_child=lambda: (_idle.clear(), _left.clear()))
+
+
+def _forget() -> None:
+    """In a child of ours no such thread runs."""
+    _idle.clear()
+    _left.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def check(pid: int) -> None:
