@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ncclwatch.paths import exact
+from ncclwatch.paths import exact, tomography
 from ncclwatch.paths.ecmp import Bond, Hashing, paths_by_hash, source_ports
 from ncclwatch.paths.fabric import NO_PATHS, Fabric, Floats, Ints, regular
 from ncclwatch.paths.fluid import Tied, demands, flow_rates, throughput, worst
@@ -33,6 +33,8 @@ HOSTS, NICS, LEAVES, PORT_GBPS = 16, 8, 8, 200.0
 """Fact: C4, evaluation: 16 nodes, 8 NICs each of 2 x 200 Gb/s, 8 leaves."""
 SPINES = (4, 8, 16)
 QUEUE_PAIRS = (1, 2, 4, 8)
+LOOKS = 120
+"""Of a recording of six minutes."""
 WISHES = Wishes(floor=0.0, seconds=2.0)
 
 
@@ -314,9 +316,42 @@ def changes(seeds: int) -> None:
     print("\n".join(columns(heads, rows, right=(1,))))
 
 
+def rates_over_time(seed: int, noise: float) -> tuple[Floats, Ints]:
+    """(looks, flows) rates of 16 jobs of two hosts over four spines of two leaves, each in spells of sending and rest, and the
+    uplink of each flow. Two of three jobs rest now and then; hashing places the flows."""
+    rng = np.random.default_rng(seed)
+    fabric = regular(hosts=32, nics=1, ports=1, port_gbps=100, leaves=2, spines=4, links=1, uplink_gbps=100, rails=False)
+    traffic = rings(fabric, [Ring(f"job{k}", [k, 16 + k]) for k in range(16)], 1, seed)
+    paths = paths_by_hash(fabric, traffic, Hashing(seed))
+    on = np.stack([np.repeat(rng.random(LOOKS) < 0.5, rng.integers(3, 9, LOOKS))[:LOOKS] for _ in range(16)], axis=1)
+    on[:, ::3] = True
+    rates = np.zeros((LOOKS, len(traffic)))
+    for look in range(LOOKS):
+        active = np.flatnonzero(on[look, traffic.job])
+        rates[look, active] = flow_rates(fabric, traffic.part(active), paths[active], Tied.FLOW)
+    return rates * rng.normal(1, noise, rates.shape), paths[:, 1]
+
+
+def together(seeds: int) -> None:
+    """Flows that share an uplink, found by their rates alone."""
+    rows = []
+    for noise in (0.02, 0.05, 0.1):
+        right, told, there = 0, 0, 0
+        for seed in range(seeds):
+            rates, uplink = rates_over_time(seed, noise)
+            pairs = {pair for group in tomography.shared(rates) for pair in itertools.combinations(group.flows, 2)}
+            told += len(pairs)
+            right += sum(uplink[a] == uplink[b] for a, b in pairs)
+            there += sum(uplink[a] == uplink[b] for a, b in itertools.combinations(range(len(uplink)), 2))
+        rows.append((f"{noise:.0%}", str(there), str(told), f"{right / max(told, 1):.1%}", f"{right / there:.1%}"))
+    print(f"\nSIMULATED. Flows that share an uplink, by rates alone: 32 flows, 4 spines, {LOOKS} looks, {seeds} seeds")
+    heads = ("noise of rates", "pairs that share", "pairs told", "of these share", "of those found")
+    print("\n".join(columns(heads, rows, right=range(5))))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", metavar="c4|proven|large|changes")
+    parser.add_argument("tables", nargs="*", metavar="c4|proven|large|changes|shared")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=60.0, help="for CP-SAT, each case")
     args = parser.parse_args()
@@ -325,6 +360,7 @@ def main() -> None:
         "proven": lambda: proven(1, args.seconds),
         "large": lambda: large(1),
         "changes": lambda: changes(args.seeds),
+        "shared": lambda: together(args.seeds),
     }
     if unknown := set(args.tables) - set(tables):
         sys.exit(f"no such table: {', '.join(sorted(unknown))}; there are {', '.join(tables)}")

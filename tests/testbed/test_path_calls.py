@@ -69,6 +69,7 @@ def test_what_commands_about_paths_can_do(tmp_path: Path) -> None:
         made += calls(tmp_path / "2", ["paths", "probe", other, "--udp", "--sources", "50000-50003", "--lldp", "0.5"], fabric)
         planned = calls(tmp_path / "3", ["paths", "plan", str(flows), str(probe), "--floor", "0", "-o", str(plan)], fabric)
         made += calls(tmp_path / "4", ["paths", "follow", str(flows), str(probe), "-o", str(plan), "--duration", "1"], fabric)
+        planned += calls(tmp_path / "5", ["paths", "topology", str(flows), str(probe)], fabric)
     assert {name for name, _ in made} <= OWN_SOCKETS | NETLINK | FILES, {name for name, _ in made} - OWN_SOCKETS - FILES
     # A plan reaches nothing but its file.
     assert {name for name, _ in planned} <= FILES, planned

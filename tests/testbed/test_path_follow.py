@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from testbed.job import available, build, build_folder
+from testbed.job import available
+from testbed.path_jobs import COUNT, ME, RATIO, as_flow, ask, hop, map_to, ncclwatch, seconds_each
 from testbed.spines import LEAVES, Spines
-from testbed.test_path_plan import ME, PORTS, as_flow, hop, map_to, ncclwatch
-from testbed.test_path_spines import COUNT, RATIO, seconds_each
 
 pytestmark = [
     pytest.mark.attach,
@@ -24,19 +21,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def fabric() -> Iterator[Spines]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-    with Spines() as made:
-        yield made
-
-
-def test_a_spine_dies_under_a_job_that_follows_a_plan(fabric: Spines, tmp_path: Path) -> None:
+def test_a_spine_dies_under_a_job_that_follows_a_plan(fabric: Spines, library: str, tmp_path: Path) -> None:
     """Flows apart on two spines. One dies: the network moves its flows onto the other, the next plan has nothing better, and the
     verdict of the slowed job names the dead link and what it costs."""
-    build("2.27.5")
-    library = str(build_folder().resolve() / "libncclwatch_pins.so")
     flows, plan, recording = (tmp_path / name for name in ("flows.json", "plan.pins", "job.recording"))
     probes, seen, plans = ([tmp_path / f"host{leaf}.{what}" for leaf in range(LEAVES)] for what in ("probe", "seen", "pins"))
     alike = [as_flow(fabric, leaf, channel) for leaf in range(LEAVES) for channel in range(2)]
@@ -97,10 +84,3 @@ def until_living(lines: Any, one: dict[str, Any], leaf: int) -> None:
     """Until a plan has nothing left but the living spine for what a host sends; ends with the test's time at the latest."""
     while {hop(each) for each in one["connections"] if each["rank"] == leaf and each["hops"]} != {f"10.80.{leaf * 16 + 1}.2"}:
         one = json.loads(lines.readline())
-
-
-def ask(fabric: Spines, flows: Path, probes: list[Path]) -> None:
-    """Probes from each host to the other, running flows followed."""
-    for leaf, probe in enumerate(probes):
-        words = ("paths", "probe", fabric.address(1 - leaf), "--ports", PORTS, "--flows", str(flows), "-o", str(probe))
-        ncclwatch(*words, fabric=fabric, leaf=leaf)

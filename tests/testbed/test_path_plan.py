@@ -6,20 +6,31 @@ The kernel's own route (``Spines.route``) arranges collisions and checks what wa
 from __future__ import annotations
 
 import json
-import os
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from testbed.job import Job, available, build, build_folder
+from testbed.job import available
+from testbed.path_jobs import (
+    COUNT,
+    ME,
+    PORTS,
+    RATIO,
+    as_flow,
+    flow_map_of,
+    hop,
+    map_to,
+    ncclwatch,
+    pinned,
+    planned,
+    seconds_each,
+)
 from testbed.spines import LEAVES, Spines
-from testbed.test_path_spines import COUNT, RATIO, colliding, flow_map_of, planned, seconds_each
 
 pytestmark = [
     pytest.mark.attach,
@@ -27,24 +38,8 @@ pytestmark = [
     pytest.mark.skipif(not available("2.27.5"), reason="NCCL 2.27.5 is not cached"),
 ]
 
-PORTS = "26000,26001"
 HEAD = bytes.fromhex("0180c200000e" + "020000000001" + "88cc")
 """Of a frame of LLDP."""
-ME = [sys.executable, "-m", "ncclwatch"]
-
-
-@pytest.fixture(scope="module")
-def library() -> str:
-    build("2.27.5")
-    return str(build_folder().resolve() / "libncclwatch_pins.so")
-
-
-@pytest.fixture
-def fabric(request: pytest.FixtureRequest) -> Iterator[Spines]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-    with Spines(**getattr(request, "param", {})) as made:
-        yield made
 
 
 def part(kind: int, value: bytes) -> bytes:
@@ -52,24 +47,10 @@ def part(kind: int, value: bytes) -> bytes:
     return struct.pack("!H", kind << 9 | len(value)) + value
 
 
-def ncclwatch(*words: str, fabric: Spines | None = None, leaf: int = 0) -> str:
-    """What a command prints, run on a host of the fabric or here."""
-    if fabric is None:
-        return subprocess.run([*ME, *words], capture_output=True, text=True, timeout=120, check=True).stdout
-    run = fabric.hosts[leaf].popen([*ME, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    out, said = run.communicate(timeout=120)
-    assert run.returncode == 0, (words, out, said)
-    return str(out)
-
-
-def map_to(path: Path, job: Job) -> None:
-    path.write_text(ncclwatch("paths", "--json", "--pid", ",".join(map(str, job.pids)), "--duration", "1"))
-
-
 def test_a_plan_from_the_command_line_moves_flows_apart(fabric: Spines, library: str, tmp_path: Path) -> None:
     pins, flows, plan = tmp_path / "old.pins", tmp_path / "flows.json", tmp_path / "new.pins"
     probes = [tmp_path / f"host{leaf}.probe" for leaf in range(LEAVES)]
-    pins.write_text(colliding(fabric, 40000))
+    pins.write_text(pinned(fabric, 40000, (0, 0)))
     with fabric.job(pins=(library, str(pins)), count=COUNT) as job:
         before = seconds_each(job)
         map_to(flows, job)
@@ -94,11 +75,6 @@ def test_a_plan_from_the_command_line_moves_flows_apart(fabric: Spines, library:
     assert before / after >= RATIO, (before, after)
 
 
-def hop(one: dict[str, Any]) -> str:
-    """The spine of a connection."""
-    return str(one["hops"][1])
-
-
 def check(probe: dict[str, Any], fabric: Spines, leaf: int) -> None:
     """Each path that was told is the one that the kernel takes: of our own attempts and of running flows."""
     for seen in probe["paths"]:
@@ -111,7 +87,7 @@ def check(probe: dict[str, Any], fabric: Spines, leaf: int) -> None:
 def test_where_routers_are_silent_queues_tell(fabric: Spines, library: str, tmp_path: Path) -> None:
     pins, flows, plan = tmp_path / "old.pins", tmp_path / "flows.json", tmp_path / "new.pins"
     probes = [tmp_path / f"host{leaf}.probe" for leaf in range(LEAVES)]
-    pins.write_text(colliding(fabric, 40000))
+    pins.write_text(pinned(fabric, 40000, (0, 0)))
     with fabric.job(pins=(library, str(pins)), count=COUNT) as job:
         before = seconds_each(job)
         ends = [
@@ -218,12 +194,3 @@ def test_a_spine_dies_and_a_new_plan_is_there_within_two_seconds(fabric: Spines,
     assert mine[0]["source_port"] in (moved if way == "down" else dead) and not (dead if way == "down" else moved)
     for one in now:
         assert f"10.80.{fabric.route(0, fabric.address(1), one['port'], one['source_port'])}.2" == hop(one)
-
-
-def as_flow(fabric: Spines, leaf: int, channel: int) -> dict[str, Any]:
-    """A line of a flow map: what the next communicator will be like."""
-    five = {
-        "protocol": "tcp", "source": fabric.address(leaf), "source_port": 40100 + channel,
-        "destination": fabric.address(1 - leaf), "destination_port": 40000 + channel,
-    }  # fmt: skip
-    return {"job": "j", "comm_hash": "c", "channel": channel, "rank": leaf, "peer": 1 - leaf, "five_tuple": five}

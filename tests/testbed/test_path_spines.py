@@ -6,12 +6,9 @@ The kernel's own route (``Spines.route``) arranges the collision and checks what
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,8 @@ from ncclwatch.model.state import Direction
 from ncclwatch.paths.bottlenecks import Crowd, crowd, loads
 from ncclwatch.paths.pins import Connect, Listen, plan_text
 from ncclwatch.target.session import TargetProcess
-from testbed.job import Job, available, build, build_folder
+from testbed.job import Job, available
+from testbed.path_jobs import COUNT, RATIO, flow_map_of, pinned, planned, seconds_each
 from testbed.spines import LEAVES, Spines
 
 pytestmark = [
@@ -33,49 +31,9 @@ pytestmark = [
     pytest.mark.skipif(not available("2.27.5"), reason="NCCL 2.27.5 is not cached"),
 ]
 
-COUNT = 1 << 18
-ITERATIONS = 8
-RATIO = 1.5
-"""Two flows on one link of two take twice the time; the rest is what is no transfer."""
 EACH = 6
 """Source ports tried for each of two ports of the next job."""
 ROUNDS = 20
-
-
-@pytest.fixture(scope="module")
-def library() -> str:
-    build("2.27.5")
-    path = build_folder().resolve() / "libncclwatch_pins.so"
-    assert path.exists()
-    return str(path)
-
-
-@pytest.fixture
-def fabric() -> Iterator[Spines]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-    with Spines() as made:
-        yield made
-
-
-def colliding(fabric: Spines, base: int) -> str:
-    """A plan that puts both channels of both ways on spine 0."""
-    connects: list[Connect] = []
-    for leaf in range(LEAVES):
-        there = fabric.address(1 - leaf)
-        for port in (base, base + 1):
-            taken = {one.source_port for one in connects}
-            found = fabric.ports(leaf, there, port, range(base + 100, base + 200))
-            connects.append(Connect(leaf, there, port, next(p for spine, p in found if spine == 0 and p not in taken)))
-    return plan_text([Listen(leaf, fabric.address(leaf), (base, base + 1)) for leaf in range(LEAVES)], connects)
-
-
-def seconds_each(job: Job) -> float:
-    """Of an iteration, over several."""
-    job.wait_progress(1)
-    began = time.monotonic()
-    job.wait_progress(ITERATIONS)
-    return (time.monotonic() - began) / ITERATIONS
 
 
 def records(job: Job) -> list[FlowRecord]:
@@ -96,27 +54,6 @@ def waits(found: list[FlowRecord], rank: int) -> dict[object, tuple[float, float
     """(round trip, shortest round trip) in µs of what a rank sends, by channel."""
     sent = [one for one in found if one.direction is Direction.SEND and one.rank == rank and one.socket is not None]
     return {one.channel: (float(one.socket.rtt_us or 0), float(one.socket.min_rtt_us or 0)) for one in sent if one.socket}
-
-
-def flow_map_of(job: Job) -> dict[tuple[int, int], tuple[int, int]]:
-    """(rank, channel) → (port, source port), as ``ncclwatch paths`` shows them."""
-    pids = ",".join(map(str, job.pids))
-    run = subprocess.run(
-        [sys.executable, "-m", "ncclwatch", "paths", "--json", "--pid", pids, "--duration", "1"],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    flows: list[dict[str, Any]] = json.loads(run.stdout)["flows"]
-    assert {one["origin"] for one in flows} == {"seen"}
-    assert all(one["source"]["nic"].startswith("nic (netns ") and one["source"]["host"] == socket.gethostname() for one in flows)
-    assert all(one["bytes_per_s"] > 0 and one["share"] == pytest.approx(0.5, abs=0.1) for one in flows)
-    five = [(one["rank"], one["channel"], one["five_tuple"]) for one in flows]
-    return {(rank, channel): (five["destination_port"], five["source_port"]) for rank, channel, five in five}
-
-
-def planned(text: str) -> dict[tuple[int, int], tuple[int, int]]:
-    words = [line.split() for line in text.splitlines() if line.startswith("connect")]
-    first = min(int(word[3]) for word in words)
-    return {(int(rank), int(port) - first): (int(port), int(source)) for _, rank, _, port, source in words}
 
 
 def probe(fabric: Spines, base: int, sources: range) -> list[dict[PathKey, PathLoad]]:
@@ -145,7 +82,7 @@ def probe(fabric: Spines, base: int, sources: range) -> list[dict[PathKey, PathL
 
 def test_flows_that_crowd_on_a_spine_are_found_and_moved_apart(fabric: Spines, library: str, tmp_path: Path) -> None:
     plan = tmp_path / "plan.pins"
-    plan.write_text(colliding(fabric, 40000))
+    plan.write_text(pinned(fabric, 40000, (0, 0)))
     seen: list[dict[PathKey, PathLoad]] = [{} for _ in range(LEAVES)]
     with fabric.job(pins=(library, str(plan)), count=COUNT) as job:
         before = seconds_each(job)
@@ -202,7 +139,7 @@ def test_without_a_plan_or_with_nonsense_nothing_changes(fabric: Spines, library
 def test_ports_that_are_taken_are_left_alone(fabric: Spines, library: str, tmp_path: Path) -> None:
     """A job whose planned ports somebody else has runs all the same, by ports of the kernel's choice."""
     plan = tmp_path / "plan.pins"
-    plan.write_text(colliding(fabric, 40000))
+    plan.write_text(pinned(fabric, 40000, (0, 0)))
     module = [sys.executable, "-m", "ncclwatch.pathprobe.varied", "listen", fabric.address(1), "60", "40000", "40001"]
     taken = fabric.hosts[1].popen(module, stdout=subprocess.PIPE, text=True)
     try:

@@ -30,22 +30,11 @@ PORTS = {0: (50001, 50002), 1: (50011, 49152)}
 
 
 def test_every_predicted_port_is_on_the_wire(soft_roce: Fabric) -> None:
-    if not available(VERSION):
-        pytest.skip(f"NCCL {VERSION} is not in the cache")
-    environment = {"NCCL_IB_QPS_PER_CONNECTION": "2", "NCCL_IB_SPLIT_DATA_ON_QPS": "1"}
-    with soft_roce.job(VERSION, 2, count=1 << 16, extra=("--pause-us", "50000"), env=environment) as job:
-        records = look(job.pids)
-        pairs = remote_pairs(records)
-        seen = caught(soft_roce, pairs)
-    network = NetworkWatch("guest", kernel_log=False)
-    try:
-        nics, namespaces = network.nics_behind(records)
-    finally:
-        network.close()
-    assert {nic.driver for nic in nics if nic.kind == "rdma"} == {"rxe"}
+    view, pairs, seen = watched(soft_roce)
+    assert {nic.driver for nic in view.nics if nic.kind == "rdma"} == {"rxe"}
     rule = rule_of("rxe", os.uname().release)
     assert not isinstance(rule, str), rule
-    mapped = flow_map([NodeView("guest", records, nics, namespaces)])
+    mapped = flow_map([view])
     assert len(mapped) == len(pairs) >= 4 and {one.flow.rank for one in mapped} == {0, 1}
     for one in mapped:
         five, pair = one.flow.tuple, one.flow.queue_pair
@@ -56,24 +45,10 @@ def test_every_predicted_port_is_on_the_wire(soft_roce: Fabric) -> None:
 
 def test_a_plan_of_ports_is_on_the_wire_and_in_the_map(soft_roce: Fabric, tmp_path: Path) -> None:
     """Flow labels by the preloaded library: queue pairs that send data leave by the plan's ports, all others as ever."""
-    if not available(VERSION):
-        pytest.skip(f"NCCL {VERSION} is not in the cache")
     plan, ends = tmp_path / "plan.pins", (soft_roce.a.address, soft_roce.b.address)
     plan.write_text(plan_text([], [], [Roce(rank, ends[1 - rank], PORTS[rank]) for rank in (0, 1)]))
-    environment = {
-        "NCCL_IB_QPS_PER_CONNECTION": "2", "NCCL_IB_SPLIT_DATA_ON_QPS": "1",
-        "LD_PRELOAD": str(build_folder() / "libncclwatch_pins.so"), "NCCLWATCH_PATH_PINS": str(plan),
-    }  # fmt: skip
-    with soft_roce.job(VERSION, 2, count=1 << 16, extra=("--pause-us", "50000"), env=environment) as job:
-        records = look(job.pids)
-        pairs = remote_pairs(records)
-        seen = caught(soft_roce, pairs)
-    network = NetworkWatch("guest", kernel_log=False)
-    try:
-        nics, namespaces = network.nics_behind(records)
-    finally:
-        network.close()
-    view = NodeView("guest", records, nics, namespaces)
+    library = str(build_folder() / "libncclwatch_pins.so")
+    view, pairs, seen = watched(soft_roce, LD_PRELOAD=library, NCCLWATCH_PATH_PINS=str(plan))
     wanted, netdevs = to_capture([view])
     assert netdevs == {soft_roce.a.netdev, soft_roce.b.netdev} and wanted == {
         (source, there) for (source, _), there in pairs.items()
@@ -88,11 +63,34 @@ def test_a_plan_of_ports_is_on_the_wire_and_in_the_map(soft_roce: Fabric, tmp_pa
     assert all("the rule both-queue-pairs has port" in one.missing[-1] for one in mapped if one.missing), mapped
 
 
-def caught(fabric: Fabric, pairs: dict[tuple[str, int], int]) -> dict[tuple[str, int], set[int]]:
+Pairs = dict[tuple[str, int], int]
+"""(address, queue pair) of each sender → the queue pair its packets go to."""
+Ports = dict[tuple[str, int], set[int]]
+"""(address of the sender, queue pair its packets go to) → source ports in packets."""
+
+
+def watched(fabric: Fabric, **environment: str) -> tuple[NodeView, Pairs, Ports]:
+    """A job with two queue pairs a connection: what its memory and the guest's NICs say, and the ports that it sends from."""
+    if not available(VERSION):
+        pytest.skip(f"NCCL {VERSION} is not in the cache")
+    environment |= {"NCCL_IB_QPS_PER_CONNECTION": "2", "NCCL_IB_SPLIT_DATA_ON_QPS": "1"}
+    with fabric.job(VERSION, 2, count=1 << 16, extra=("--pause-us", "50000"), env=environment) as job:
+        records = look(job.pids)
+        pairs = remote_pairs(records)
+        seen = caught(fabric, pairs)
+    network = NetworkWatch("guest", kernel_log=False)
+    try:
+        nics, namespaces = network.nics_behind(records)
+    finally:
+        network.close()
+    return NodeView("guest", records, nics, namespaces), pairs, seen
+
+
+def caught(fabric: Fabric, pairs: Pairs) -> Ports:
     """Source ports in packets to each of these queue pairs; looked at for long enough that each has several."""
     wanted = {(source, there) for (source, _), there in pairs.items()}
     netdevs = (fabric.a.netdev, fabric.b.netdev)
-    found: dict[tuple[str, int], set[int]] = {}
+    found: Ports = {}
     for _ in range(3):
         for place, ports in capture(netdevs, wanted, MOST_S).items():
             found.setdefault(place, set()).update(ports)
@@ -118,7 +116,7 @@ def look(pids: list[int]) -> list[FlowRecord]:
             target.close()
 
 
-def remote_pairs(records: list[FlowRecord]) -> dict[tuple[str, int], int]:
+def remote_pairs(records: list[FlowRecord]) -> Pairs:
     """(address, queue pair) of each sender → the queue pair its packets go to, as the other end's memory says."""
     ends = {
         (one.channel, one.rank, one.peer, one.connection_index, one.direction, one.ends.index): one.ends

@@ -51,7 +51,7 @@ def paths(
         raise UsageError("recordings and processes exclude each other", "give one or the other")
     if files and capture:
         raise UsageError("packets are of now: nothing can be captured of a recording", "leave --capture out")
-    views, remarks = _recorded(files) if files else _live(options.choose_pids(named, every), budget, duration)
+    views, remarks = recorded(files) if files else _live(options.choose_pids(named, every), budget, duration)
     found = flow_map(views, _captured(views, capture) if capture else None)
     crowded = crowds_of(measured_flows(found), known)
     if as_json:
@@ -90,7 +90,8 @@ def _captured(views: Sequence[NodeView], seconds: float) -> dict[tuple[str, int]
     return capture(sorted(netdevs), wanted, seconds) if wanted else {}
 
 
-def _recorded(files: Sequence[Path]) -> tuple[list[NodeView], list[str]]:
+def recorded(files: Sequence[Path]) -> tuple[list[NodeView], list[str]]:
+    """The newest flows and NICs of each recorded host, and what could not be read. Raises :class:`NcclwatchError`."""
     from ncclwatch.cli.recorded import recordings_among
     from ncclwatch.store.replay import Recordings
 

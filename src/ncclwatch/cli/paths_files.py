@@ -13,7 +13,8 @@ import msgspec
 from ncclwatch.errors import UsageError
 from ncclwatch.model.paths import ElephantFlow, FiveTuple, NicPort, Probe, Protocol
 from ncclwatch.paths import probed
-from ncclwatch.paths.measured import Choice, Demand, MeasuredFlow
+from ncclwatch.paths.assignment import Choice, Demand
+from ncclwatch.paths.measured import MeasuredFlow
 from ncclwatch.paths.pins import Connect, Listen, Roce, plan_text
 from ncclwatch.paths.ports import ROCE_PORT
 from ncclwatch.text import clean
@@ -59,42 +60,25 @@ class _Flow(msgspec.Struct):
     destination: _End = msgspec.field(default_factory=_End)
 
 
-class _Map(msgspec.Struct):
+class FlowMap(msgspec.Struct):
+    """What ``ncclwatch paths --json`` wrote."""
+
     schema: str
     flows: Annotated[list[_Flow], msgspec.Meta(max_length=MAX_FLOWS)]
 
 
-def sorted_out(files: Sequence[Path]) -> tuple[list[MeasuredFlow], list[Probe]]:
-    """Flows and probes of files of either kind. Raises :class:`UsageError` for any other."""
-    maps: list[_Map] = []
-    probes: list[Probe] = []
-    for file in files:
-        data = probed.read_bytes(file)
-        schema = _schema(data, file)
-        if schema == MAP_SCHEMA:
-            maps.append(_map(data, file))
-        elif schema == probed.SCHEMA:
-            probes += probed.read(data, str(file))
-        else:
-            raise UsageError(
-                f"{clean(str(file))} is neither a flow map nor a file of probes",
-                "give output of 'ncclwatch paths --json' and of 'ncclwatch paths probe -o FILE'",
-            )
-    return _flows(maps), newest(probes)
-
-
 def flows_of(files: Sequence[Path]) -> list[MeasuredFlow]:
     """Flows of flow maps whose five-tuple is known. Raises :class:`UsageError` for any other file."""
-    return _flows(_maps(files))
+    return measured(_maps(files))
 
 
-def _maps(files: Sequence[Path]) -> list[_Map]:
+def _maps(files: Sequence[Path]) -> list[FlowMap]:
     maps = []
     for file in files:
         data = probed.read_bytes(file)
-        if _schema(data, file) != MAP_SCHEMA:
+        if schema_of(data, file) != MAP_SCHEMA:
             raise UsageError(f"{clean(str(file))} is no flow map", "give output of 'ncclwatch paths --json'")
-        maps.append(_map(data, file))
+        maps.append(map_of(data, file))
     return maps
 
 
@@ -124,21 +108,23 @@ def newest(probes: Iterable[Probe]) -> list[Probe]:
     return [found[key] for key in sorted(found)]
 
 
-def _schema(data: bytes, file: Path) -> str:
+def schema_of(data: bytes, file: Path) -> str:
+    """The name of the schema of a file. Raises :class:`UsageError` for what is no JSON of ours."""
     try:
         return msgspec.json.decode(data, type=_Schema).schema
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError):
         raise UsageError(f"{clean(str(file))} is no JSON of ncclwatch", "give output of 'ncclwatch paths --json'") from None
 
 
-def _map(data: bytes, file: Path) -> _Map:
+def map_of(data: bytes, file: Path) -> FlowMap:
+    """A flow map. Raises :class:`UsageError` for anything else."""
     try:
-        return msgspec.json.decode(data, type=_Map)
+        return msgspec.json.decode(data, type=FlowMap)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise UsageError(f"{clean(str(file))} is no flow map: {clean(str(error), 200)}", "write it anew") from None
 
 
-def _flows(maps: Sequence[_Map]) -> list[MeasuredFlow]:
+def measured(maps: Sequence[FlowMap]) -> list[MeasuredFlow]:
     """Flows whose five-tuple and ranks are known, each once: what the sender's host tells is told best.
 
     Ranks are of the job, where the map of some host knows them, else of the communicator.
@@ -167,6 +153,7 @@ def _flows(maps: Sequence[_Map]) -> list[MeasuredFlow]:
             rate=one.bytes_per_s or 0.0,
             from_name=f"{one.source.host} {one.source.nic}".strip(),
             to_name=f"{one.destination.host} {one.destination.nic}".strip(),
+            connection=(one.comm_hash, one.rank, one.peer),
         )
         if key not in found or found[key].waits is None:
             found[key] = flow

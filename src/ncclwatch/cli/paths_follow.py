@@ -4,39 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
-from ncclwatch.cli.options import JsonOption
+from ncclwatch.cli.options import JsonOption, PidOption, only_pids
 from ncclwatch.cli.output import emit, emit_json, flush
-from ncclwatch.cli.paths_probe import route, write
+from ncclwatch.cli.paths_probe import route
 from ncclwatch.errors import NcclwatchError, UsageError
 from ncclwatch.model.paths import Protocol
 from ncclwatch.stopping import stop_on_signals
 from ncclwatch.text import clean
 
 if TYPE_CHECKING:
-    from ncclwatch.model.paths import Hops, PathKey, Probe
-    from ncclwatch.paths.measured import MeasuredFlow, MeasuredPlan
+    from ncclwatch.cli.paths_keeper import Change, Keeper
+    from ncclwatch.cli.paths_rates import Rates
+    from ncclwatch.model.paths import Probe
+    from ncclwatch.paths.measured_plan import MeasuredPlan
+    from ncclwatch.paths.trial import Fall
 
-Kept = dict[tuple[str, int, str, int], int]
-"""(source, rank, destination, port) → source port."""
-WAIT_S = 0.1
-"""Patience with one answer while nothing but speed matters: a path that is silent is looked at again at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What became of a source port's path. ``after`` is None where it does not arrive any more."""
-
-    destination: str
-    path: PathKey
-    before: Hops
-    after: Hops | None
+SCHEMA_NAME = "ncclwatch.pathfollow/1"
+RATES_S = 0.5
+"""Between two looks at rates, at most."""
 
 
 def follow(
@@ -48,35 +39,56 @@ def follow(
         Path | None,
         typer.Option("--keep", metavar="FILE", help="What was seen, anew with each plan: for --paths of 'attach' and 'agent'."),
     ] = None,
-    interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two looks.")] = 0.5,
+    interval: Annotated[float, typer.Option("--interval", min=0.1, max=3600.0, help="Seconds between two looks at paths.")] = 0.5,
     duration: Annotated[
         float | None, typer.Option("--duration", "-d", min=0.1, max=1e8, help="Seconds after which to end.")
     ] = None,
+    pid: PidOption = None,
+    every: Annotated[
+        bool,
+        typer.Option(
+            "--all", "-a", help="Compare rates before and after the plan: of every NCCL process in this network namespace."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Look at this host's paths twice a second; where one changes or dies, write a new plan of this host's ports at once.
 
     What the network reroutes by itself is said apart. Connections that exist stay: the next communicator takes the new ports.
+    With --all or --pid the rates of this host's flows are watched too: where they fall with the plan it is taken back at once.
     """
-    from ncclwatch.cli.paths_files import sorted_out
+    from ncclwatch.cli.paths_inputs import inputs_of
+    from ncclwatch.cli.paths_keeper import Keeper
+    from ncclwatch.cli.paths_rates import Rates
 
-    flows, probes = sorted_out(files)
-    mine = [one for one in probes if one.protocol is Protocol.TCP and _is_here(one)]
-    if not mine or not flows:
+    named = only_pids(pid, None, "rates are of running processes")
+    if named and every:
+        raise UsageError("--pid and --all exclude each other", "give one of them")
+    given = inputs_of(files)
+    mine = [one for one in given.probes if one.protocol is Protocol.TCP and _is_here(one)]
+    if not mine or not given.flows:
         raise UsageError(
             "these files hold no probe from this host over TCP, or no flow", "run 'ncclwatch paths probe -o FILE' here first"
         )
     stop = stop_on_signals()
     ends = time.monotonic() + (duration or 1e9)
-    keeper = Keeper(flows, probes, {one.source for one in mine}, output)
+    keeper = Keeper(given.flows, given.probes, {one.source for one in mine}, output, given.told)
     _say(keeper.publish(), [], 0.0, as_json)
     keeper.keep(keep)
-    while not stop.wait(max(0.0, min(interval, ends - time.monotonic()))) and time.monotonic() < ends:
-        began = time.monotonic()
-        changes = keeper.look()
-        if changes:
-            _say(keeper.publish(), changes, time.monotonic() - began, as_json)
-            keeper.keep(keep)
+    rates = Rates(named, every=every) if named or every else None
+    due = time.monotonic() + interval
+    with closing(rates) if rates is not None else nullcontext():
+        while not stop.wait(max(0.0, min(due, ends) - time.monotonic() if rates is None else min(interval, RATES_S))):
+            began = time.monotonic()
+            if began >= ends:
+                break
+            if began >= due:
+                if changes := keeper.look():
+                    _say(keeper.publish(), changes, time.monotonic() - began, as_json)
+                    keeper.keep(keep)
+                due = time.monotonic() + interval
+            if rates is not None:
+                _compare(keeper, rates, output, as_json)
 
 
 def _is_here(probe: Probe) -> bool:
@@ -88,92 +100,32 @@ def _is_here(probe: Probe) -> bool:
         return False
 
 
-class Keeper:
-    """What is known of all paths, and the plan that stands for this host's addresses."""
-
-    def __init__(self, flows: Sequence[MeasuredFlow], probes: Sequence[Probe], sources: set[str], output: Path) -> None:
-        self._flows = flows
-        self._probes = list(probes)
-        self._sources = sources
-        self._output = output
-        self._kept: Kept = {}
-        asked = {(one.source, one.destination, *seen.path) for one in probes for seen in one.paths if seen.live}
-        self._followed = [f for f in flows if (f.source, f.destination, f.port, f.source_port) in asked]
-
-    def look(self) -> list[Change]:
-        """What has changed since the look before: of paths that differ, or are silent, a second look decides."""
-        from ncclwatch.pathprobe import hops, look
-        from ncclwatch.paths.probed import remembered
-
-        found = []
-        for number, probe in enumerate(self._probes):
-            if probe.source not in self._sources or probe.protocol is not Protocol.TCP:
-                continue
-            asked = [seen.path for seen in probe.paths if not seen.live]
-            effort = hops.Effort(1, WAIT_S, max((len(seen.hops) for seen in probe.paths), default=0) + 1)
-            before = {seen.path: seen for seen in probe.paths}
-            seen_now = hops.traces(probe.destination, asked, Protocol.TCP, effort)
-            if all(_same(before[one.path].hops, before[one.path].arrived, one) for one in seen_now):
-                continue
-            again = look.Asked(probe.destination, asked, looks=2, apart_s=WAIT_S / 2, effort=effort)
-            fresh = look.look(again, probe.host, seen_now)
-            found += changes(probe, fresh)
-            # What is known of running flows is of before: it is not true any more.
-            self._probes[number] = remembered(probe, fresh)
-        return found
-
-    def keep(self, file: Path | None) -> None:
-        """Write what is known of this host's paths. Running flows are followed anew: that may wait until the plan is written."""
-        from ncclwatch.paths.probed import SCHEMA, ProbeFile
-
-        if file is not None:
-            mine = [self._with_flows(one) for one in self._probes if one.source in self._sources]
-            write(file, msgspec.json.encode(ProbeFile(SCHEMA, tuple(mine))))
-
-    def _with_flows(self, probe: Probe) -> Probe:
-        from ncclwatch.model.paths import SeenPath
-        from ncclwatch.pathprobe import segments
-
-        own = tuple(seen for seen in probe.paths if not seen.live)
-        hops = max((len(seen.hops) for seen in own if seen.arrived), default=0)
-        live = [flow for flow in self._followed if (flow.source, flow.destination) == (probe.source, probe.destination)]
-        if not live or not hops or ":" in probe.source:
-            return probe
-        try:
-            found = segments.traces(probe.source, probe.destination, [(flow.port, flow.source_port) for flow in live], hops)
-        except NcclwatchError as error:
-            return replace(probe, notes=(*probe.notes[:8], str(error)))
-        return replace(probe, paths=own + tuple(SeenPath(*one.path, hops=one.hops, arrived=True, live=True) for one in found))
-
-    def publish(self) -> MeasuredPlan:
-        """Plan anew, keep what may stay, and write what leaves by this host's addresses."""
-        from ncclwatch.cli.paths_files import pins_of
-        from ncclwatch.paths import measured
-
-        made = measured.plan(self._flows, self._probes, floor=0.0, kept=self._kept)
-        pairs = list(zip(made.demands, made.chosen, strict=True))
-        self._kept = {(d.source, d.rank, d.destination, d.port): one.source_port for d, one in pairs if one is not None}
-        write(self._output, pins_of(made.demands, made.chosen, self._sources).encode())
-        return made
+def _compare(keeper: Keeper, rates: Rates, output: Path, as_json: bool) -> None:
+    """Look at the rates once, and say what that comes to where it is new."""
+    known = keeper.compares_with
+    fall = keeper.judge(rates.look())
+    if fall is not None:
+        _say_taken_back(fall, output, as_json)
+    elif known is None and (before := keeper.compares_with) is not None:
+        if as_json:
+            emit_json({"schema": SCHEMA_NAME, "wall_s": time.time(), "compares_with_bytes_per_s": before}, indent=None)
+        else:
+            emit(
+                f"rates on the plan will be compared with those of now: {before / 1e6:,.1f} MB/s of the slowest flow of this host"
+            )
+        flush()
 
 
-def _same(before: Hops, arrived: bool, now: Any) -> bool:
-    from ncclwatch.paths.probed import alike
-
-    return bool(now.reason) or (now.arrived == arrived and alike(before, now.hops))
-
-
-def changes(before: Probe, after: Probe) -> list[Change]:
-    """Source ports whose path is another one, or does not arrive any more."""
-    from ncclwatch.paths.probed import alike
-
-    old = {seen.path: seen for seen in before.paths if not seen.live}
-    found = []
-    for seen in after.paths:
-        was = old.get(seen.path)
-        if was is not None and not (was.arrived == seen.arrived and alike(was.hops, seen.hops)):
-            found.append(Change(before.destination, seen.path, was.hops, seen.hops if seen.arrived else None))
-    return found
+def _say_taken_back(fall: Fall, output: Path, as_json: bool) -> None:
+    if as_json:
+        back = {"before_bytes_per_s": fall.before, "after_bytes_per_s": fall.after}
+        emit_json({"schema": SCHEMA_NAME, "wall_s": time.time(), "taken_back": back}, indent=None)
+    else:
+        emit(
+            f"taken back: on the plan the slowest flow of this host has {fall.after / 1e6:,.1f} MB/s, before it had "
+            f"{fall.before / 1e6:,.1f} MB/s; {clean(str(output))} is what it was, for the next communicator"
+        )
+    flush()
 
 
 def _say(made: MeasuredPlan, found: Sequence[Change], seconds: float, as_json: bool) -> None:
@@ -183,7 +135,7 @@ def _say(made: MeasuredPlan, found: Sequence[Change], seconds: float, as_json: b
     if as_json:
         emit_json(
             {
-                "schema": "ncclwatch.pathfollow/1",
+                "schema": SCHEMA_NAME,
                 "wall_s": time.time(),
                 "took_s": seconds,
                 "dead": [{"destination": one.destination, "port": one.path[0], "source_port": one.path[1]} for one in dead],

@@ -11,6 +11,7 @@ from ncclwatch.cli.paths import paths
 from ncclwatch.cli.paths_follow import follow
 from ncclwatch.cli.paths_plan import plan
 from ncclwatch.cli.paths_probe import answer, probe
+from ncclwatch.cli.paths_topology import topology
 from ncclwatch.cli.paths_what_if import what_if
 
 MAP = "map"
@@ -37,4 +38,5 @@ app.command("probe")(probe)
 app.command("answer")(answer)
 app.command("plan")(plan)
 app.command("follow")(follow)
+app.command("topology")(topology)
 app.command("what-if")(what_if)

@@ -19,7 +19,9 @@ from ncclwatch.text import Style, clean, columns
 
 if TYPE_CHECKING:
     from ncclwatch.model.paths import Probe
-    from ncclwatch.paths.measured import JobGain, MeasuredFlow, MeasuredPlan
+    from ncclwatch.paths.measured import MeasuredFlow
+    from ncclwatch.paths.measured_plan import JobGain, MeasuredPlan
+    from ncclwatch.paths.suspects import Told
 
 SCHEMA_NAME = "ncclwatch.pathplan/1"
 MAX_ROWS = 64
@@ -32,7 +34,11 @@ FloorOption = Annotated[
 
 def plan(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Flow maps ('paths --json') and probes ('paths probe -o').")
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Flow maps ('paths --json'), probes ('paths probe -o'), verdicts ('diagnose --json'), recordings.",
+        ),
     ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the ports for path_pins/. Nothing is applied.")
@@ -41,27 +47,22 @@ def plan(
         Path | None, typer.Option("--picture", metavar="FILE", help="Draw the paths as they are and as planned, a page (HTML).")
     ] = None,
     floor: FloorOption = 5.0,
+    known: Annotated[
+        Path | None,
+        typer.Option("--known", metavar="FILE", help="TOML file of the fabric: which links are slow or dead."),
+    ] = None,
     slurm: SlurmOption = None,
     kubernetes: KubernetesOption = None,
     as_json: JsonOption = False,
 ) -> ExitStatus:
     """Say which flows crowd, assign source ports so that they do not, and predict what that gains. Nothing is applied."""
-    from ncclwatch.cli.paths_files import sorted_out
-    from ncclwatch.paths import measured
-    from ncclwatch.paths.ports import ROCE_PORT
+    from ncclwatch.cli.paths_inputs import inputs_of
+    from ncclwatch.paths import measured_plan
 
-    flows, probes = sorted_out(files)
-    protocols = {one.protocol for one in probes}
-    if len(protocols) > 1:
-        raise UsageError("these probes are of TCP and of UDP", "plan for one of them at a time")
-    roce = Protocol.UDP in protocols
-    flows = [flow for flow in flows if (flow.port == ROCE_PORT) == roce]
-    if not flows or not probes:
-        raise UsageError(
-            f"there is no {'flow with a known five-tuple' if not flows else 'probe'} in these files",
-            "give output of 'ncclwatch paths --json' and of 'ncclwatch paths probe -o FILE', of each host",
-        )
-    found = measured.plan(flows, probes, floor=floor / 100)
+    given = inputs_of(files)
+    probes, flows = given.probes, _of_one_protocol(given.flows, given.probes)
+    told = given.told + (_known(known, probes) if known is not None else [])
+    found = measured_plan.plan(flows, probes, floor=floor / 100, told=told)
     if (slurm is not None or kubernetes is not None) and output is None:
         raise UsageError("advice for Slurm or Kubernetes is about a plan that is written", "give --output FILE as well")
     if output is not None and not found.refused:
@@ -78,9 +79,34 @@ def plan(
                 f"wrote {output}, for jobs that preload libncclwatch_pins.so with NCCLWATCH_PATH_PINS={output}; "
                 "nothing is applied"
             )
-    for line in found.notes:
+    for line in (*given.notes, *found.notes):
         note(line)
     return ExitStatus.OK
+
+
+def _of_one_protocol(flows: Sequence[MeasuredFlow], probes: Sequence[Probe]) -> list[MeasuredFlow]:
+    """The flows that the probes are about. Raises :class:`UsageError` where there is nothing to plan, or for two protocols."""
+    from ncclwatch.paths.ports import ROCE_PORT
+
+    protocols = {one.protocol for one in probes}
+    if len(protocols) > 1:
+        raise UsageError("these probes are of TCP and of UDP", "plan for one of them at a time")
+    roce = Protocol.UDP in protocols
+    found = [flow for flow in flows if (flow.port == ROCE_PORT) == roce]
+    if not found or not probes:
+        raise UsageError(
+            f"there is no {'flow with a known five-tuple' if not found else 'probe'} in these files",
+            "give output of 'ncclwatch paths --json' and of 'ncclwatch paths probe -o FILE', of each host",
+        )
+    return found
+
+
+def _known(file: Path, probes: Sequence[Probe]) -> list[Told]:
+    """What a file says of the links that a plan can choose among."""
+    from ncclwatch.paths.known import read, told_by_file
+    from ncclwatch.paths.measured import open_links
+
+    return told_by_file(read(file), set().union(*open_links(probes).values()))
 
 
 def _write(found: MeasuredPlan, output: Path, slurm: Path | None, kubernetes: Path | None) -> None:
@@ -100,7 +126,7 @@ def _write(found: MeasuredPlan, output: Path, slurm: Path | None, kubernetes: Pa
 
 def _draw(flows: Sequence[MeasuredFlow], probes: Sequence[Probe], found: MeasuredPlan, file: Path) -> None:
     from ncclwatch.cli.paths_probe import write
-    from ncclwatch.paths.measured import as_planned
+    from ncclwatch.paths.measured_plan import as_planned
     from ncclwatch.report.html import plain_page
     from ncclwatch.report.paths_svg import paths as drawing
     from ncclwatch.report.svg import text
@@ -123,6 +149,8 @@ def screen(found: MeasuredPlan, style: Style) -> Iterator[str]:
         yield f"{style.bad('CROWDED')}  {crowd_text(each)}"
     if not found.crowded:
         yield f"{style.good('NO CROWD')}  no link carries two of the running flows whose paths are known while another is empty"
+    for suspect in found.avoided:
+        yield f"{style.warn('AVOIDED')}  {suspect.text}"
     for gain in found.gains:
         yield f"{style.dim('GAIN')}  {gain_text(gain)}"
     yield style.dim(f"  {PREDICTED}")
@@ -175,6 +203,9 @@ def to_json(found: MeasuredPlan) -> dict[str, Any]:
                 "confidence": gain.confidence,
             }
             for gain in found.gains
+        ],
+        "avoided": [
+            {"link": list(one.link), "left": one.left, "confidence": one.confidence, "text": one.text} for one in found.avoided
         ],
         "refused": found.refused or None,
         "connections": [

@@ -60,17 +60,20 @@ def what_if(
     as_json: JsonOption = False,
 ) -> None:
     """SIMULATED: what more queue pairs, or source ports by a plan, would gain on a fabric that a file describes."""
-    from ncclwatch.paths import fabric_file as files
+    from ncclwatch.paths import known
     from ncclwatch.paths import what_if as model
     from ncclwatch.paths.ecmp import Bond
 
     if bond not in tuple(Bond):
         raise UsageError(f"there is no bond '{clean(bond, 20)}'", "choose hash or turns")
-    fabric = files.read(fabric_file)
+    said = known.read(fabric_file)
+    fabric, alone = said.fabric, said.fields is known.Fields.ADDRESSES
     if flows and job:
         raise UsageError("--flows and --job exclude each other", "give one or the other")
     traffic = seen_on(fabric, flows) if flows else traffic_of(fabric, job or [], channels, queue_pairs)
-    found = model.what_if(fabric, traffic, seeds=seeds, wrong=wrong / 100, floor=floor / 100, bond=Bond(bond))
+    found = model.what_if(
+        fabric, traffic, seeds=seeds, wrong=wrong / 100, floor=floor / 100, bond=Bond(bond), addresses_alone=alone
+    )
     advise(found, queue_pairs, slurm, kubernetes)
     if as_json:
         emit_json(to_json(found, queue_pairs))

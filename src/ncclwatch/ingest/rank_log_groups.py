@@ -194,6 +194,9 @@ def _take(rest: dict[int, list[Chain]], found: Found, groups: Iterable[Sequence[
         # Of ranks without a log nothing is compared, but they may be waited for.
         if len(seen) < (1 if len(seen) < len(ranks) and role in _MAIN else 2):
             continue
+        # A rank that has a log, and calls nothing that is left, is in no further group.
+        if role not in _MAIN and len(seen) < sum(rank in rest for rank in ranks):
+            continue
         chosen = choose(rest, seen)
         if chosen is None:
             continue

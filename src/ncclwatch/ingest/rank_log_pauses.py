@@ -84,9 +84,10 @@ def tell_pause(verdict: Verdict, pause: Pause | None, layout: Layout | None, sou
     stage = f"pipeline stage {layout.stage(pause.rank)}" if layout is not None and layout.pp > 1 else ""
     length = f"{pause.end - pause.begin:.1f} s"
     where = f" ({stage})" if stage else ""
+    fellows = f"rank{'s' if len(pause.fellows) > 1 else ''} {compressed(pause.fellows)}"
     line = (
-        f"rank {pause.rank}{where} called nothing for {length} between two layers, while ranks {compressed(pause.fellows)} of "
-        "its group had called the next operation"
+        f"rank {pause.rank}{where} called nothing for {length} between two layers, while {fellows} of its group had called the "
+        "next operation"
     )
     return replace(
         verdict, verdict_class=VerdictClass.SLOW_COMPUTATION, stage=stage, since=pause.begin, confidence=CONFIDENCE,

@@ -43,6 +43,8 @@ class Hashing:
     bond: Bond = Bond.HASH
     alike: bool = False
     """All switches have one seed: then spines repeat the leaves' choices (polarisation)."""
+    addresses_alone: bool = False
+    """Switches hash no ports: then all flows between two NICs go one way."""
 
 
 def _words(fabric: Fabric) -> Words:
@@ -88,9 +90,10 @@ def bond_hash(source: Words, destination: Words, source_port: Ints, destination_
     return np.asarray(value >> np.uint32(1))
 
 
-def _crcs(fabric: Fabric, traffic: Traffic, source_port: Ints) -> Words:
+def _crcs(fabric: Fabric, traffic: Traffic, source_port: Ints, hashing: Hashing) -> Words:
     words = _words(fabric)
     ports = source_port.astype(np.uint32) << np.uint32(16) | traffic.destination_port.astype(np.uint32)
+    ports = np.zeros_like(ports) if hashing.addresses_alone else ports
     # The protocol is the same for all flows of a fabric and adds nothing; it is hashed in a word of its own as switches do.
     return crc32([words[traffic.source], words[traffic.destination], ports, np.full(len(ports), UDP, np.uint32)])
 
@@ -105,7 +108,7 @@ def paths_by_hash(fabric: Fabric, traffic: Traffic, hashing: Hashing) -> Ints:
 
     Routing has converged: no switch hashes onto a link that is dead or leads nowhere.
     """
-    crcs = _crcs(fabric, traffic, traffic.source_port)
+    crcs = _crcs(fabric, traffic, traffic.source_port, hashing)
     words = _words(fabric)
     bond = bond_hash(words[traffic.source], words[traffic.destination], traffic.source_port, traffic.destination_port).tolist()
     turn = [0] * len(fabric.nics)
@@ -153,7 +156,7 @@ def source_ports(fabric: Fabric, traffic: Traffic, paths: Ints, hashing: Hashing
     for flow, path in enumerate(paths.tolist()):
         if path[0] < 0:
             continue
-        crcs = _crcs(fabric, traffic.part(np.full(len(candidates), flow)), candidates)
+        crcs = _crcs(fabric, traffic.part(np.full(len(candidates), flow)), candidates, hashing)
         leaf = int(fabric.port_leaf[path[0]])
         destination = int(traffic.destination[flow])
         if path[1] < 0:

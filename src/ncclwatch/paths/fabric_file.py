@@ -73,9 +73,14 @@ _REGULAR = {
 
 def read(path: Path) -> Fabric:
     """The fabric that a file describes. Raises :class:`UsageError` for one that cannot be read or makes no sense."""
+    return parse(read_text(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Raises :class:`UsageError` for one that cannot be read."""
     hint = "give a TOML file of the fabric"
     try:
-        return parse(read_bytes(path, MAX_BYTES, hint).decode())
+        return read_bytes(path, MAX_BYTES, hint).decode()
     except UnicodeDecodeError:
         raise UsageError(f"{clean(str(path))} is not UTF-8", hint) from None
 
@@ -86,7 +91,8 @@ def parse(text: str) -> Fabric:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         raise _wrong(f"it is no TOML: {clean(str(error))}") from None
-    if unknown := set(data) - {"regular", "uplink", "nic", "changed"}:
+    # What :mod:`ncclwatch.paths.known` compares beside the fabric is none of the model.
+    if unknown := set(data) - {"regular", "uplink", "nic", "changed", "hash", "router"}:
         raise _wrong(f"there is no section {clean(min(unknown), MAX_NAME)}")
     if ("regular" in data) == ("nic" in data or "uplink" in data):
         raise _wrong("it needs either [regular], or [[nic]] and [[uplink]]")

@@ -105,6 +105,7 @@ def measured_flows(mapped: Iterable[MappedFlow]) -> list[MeasuredFlow]:
             rate=flow.rate or 0.0,
             from_name=f"{flow.source.host} {flow.source.nic}".strip(),
             to_name=f"{flow.destination.host} {flow.destination.nic}".strip(),
+            connection=(f"{one.comm_hash:016x}", flow.rank, flow.peer),
         )
         found[made.source, made.source_port, made.destination, made.port] = made
     return list(found.values())

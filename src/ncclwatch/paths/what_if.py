@@ -67,18 +67,29 @@ def more_queue_pairs(traffic: Traffic, factor: int, seed: int) -> Traffic:
 
 
 def what_if(
-    fabric: Fabric, traffic: Traffic, *, seeds: int, wrong: float, floor: float, bond: Bond = Bond.HASH, tied: Tied = Tied.JOB
+    fabric: Fabric,
+    traffic: Traffic,
+    *,
+    seeds: int,
+    wrong: float,
+    floor: float,
+    bond: Bond = Bond.HASH,
+    tied: Tied = Tied.JOB,
+    addresses_alone: bool = False,
 ) -> WhatIf:
     """Every change beside today. ``wrong``: probability that a planned path is not what was predicted.
 
     A planned change is judged by draws of which paths are wrong, a hashed one by draws of the hash and of source ports.
+    Where switches hash ``addresses_alone`` no source port chooses a path, and none is planned.
     """
-    today = np.stack([_hashed(fabric, traffic, seed, bond, tied) for seed in range(seeds)])
-    changes = [Change(factor, planned) for planned in (False, True) for factor in (1, *FACTORS)]
+    hashes = [Hashing(seed, bond, addresses_alone=addresses_alone) for seed in range(seeds)]
+    today = np.stack([_hashed(fabric, traffic, hashing, tied) for hashing in hashes])
+    ways = (False,) if addresses_alone else (False, True)
+    changes = [Change(factor, planned) for planned in ways for factor in (1, *FACTORS)]
     changes = [one for one in changes if one != Change(1, False) and len(traffic) * one.factor <= MAX_FLOWS]
     outcomes, totals = [], []
     for change in changes:
-        after = _after(fabric, traffic, change, seeds, wrong, bond, tied)
+        after = _after(fabric, traffic, change, hashes, wrong, tied)
         gain = np.divide(after, today, out=np.ones_like(after), where=today > 0) - 1
         for number, job in enumerate(traffic.jobs):
             if np.isfinite(today[:, number]).all():
@@ -93,21 +104,21 @@ def what_if(
     )
 
 
-def _after(fabric: Fabric, traffic: Traffic, change: Change, seeds: int, wrong: float, bond: Bond, tied: Tied) -> Floats:
+def _after(fabric: Fabric, traffic: Traffic, change: Change, hashes: Sequence[Hashing], wrong: float, tied: Tied) -> Floats:
     """(seeds, jobs)"""
     if not change.planned:
         return np.stack(
-            [_hashed(fabric, more_queue_pairs(traffic, change.factor, seed), seed, bond, tied) for seed in range(seeds)]
+            [_hashed(fabric, more_queue_pairs(traffic, change.factor, hashing.seed), hashing, tied) for hashing in hashes]
         )
     flows = more_queue_pairs(traffic, change.factor, 0) if change.factor > 1 else traffic
-    now = paths_by_hash(fabric, flows, Hashing(0, bond))
+    now = paths_by_hash(fabric, flows, hashes[0])
     made = plan(fabric, flows, now, np.zeros(len(flows)), Wishes(floor=0.0, seconds=SEARCH_S, tied=tied))
-    drawn = [draws(fabric, flows, made.paths, np.full(len(flows), wrong), tied, seed)[0] for seed in range(seeds)]
+    drawn = [draws(fabric, flows, made.paths, np.full(len(flows), wrong), tied, hashing.seed)[0] for hashing in hashes]
     return np.stack(drawn)
 
 
-def _hashed(fabric: Fabric, traffic: Traffic, seed: int, bond: Bond, tied: Tied) -> Floats:
-    return throughput(fabric, traffic, paths_by_hash(fabric, traffic, Hashing(seed, bond)), tied)
+def _hashed(fabric: Fabric, traffic: Traffic, hashing: Hashing, tied: Tied) -> Floats:
+    return throughput(fabric, traffic, paths_by_hash(fabric, traffic, hashing), tied)
 
 
 def _spread(values: Floats) -> tuple[float, float, float]:

@@ -16,7 +16,7 @@ from ncclwatch.errors import UsageError
 from ncclwatch.model.network import SocketFacts
 from ncclwatch.model.paths import NodeView, Probe
 from ncclwatch.paths.flow_map import flow_map
-from ncclwatch.paths.measured import plan
+from ncclwatch.paths.measured_plan import plan
 from ncclwatch.paths.probed import SCHEMA, ProbeFile
 from unit.paths.test_flow_map import ETH0, RECV, SEND
 from unit.paths.test_measured import FLOWS, LIVE, OWN, A, B, probe, seen

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from ncclwatch.model.paths import Load, Probe, Protocol, SeenPath
-from ncclwatch.paths.measured import MeasuredFlow, capacities_of, crowds, links_of, next_demands, plan, where_now
+from ncclwatch.paths.assignment import next_demands
+from ncclwatch.paths.measured import MeasuredFlow, capacities_of, crowds, links_of, where_now
+from ncclwatch.paths.measured_plan import plan
 from ncclwatch.paths.ports import ROCE_PORT
 
 A, B = "10.0.0.1", "10.0.1.1"

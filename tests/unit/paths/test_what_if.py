@@ -36,6 +36,13 @@ def test_where_nothing_collides_nothing_is_advised() -> None:
     assert found.best is None and all(gain == (0.0, 0.0, 0.0) for _, gain in found.totals)
 
 
+def test_where_addresses_alone_are_hashed_no_source_port_is_planned() -> None:
+    traffic = rings(SINGLE, [Ring("a", [0, 2]), Ring("b", [1, 3])], 1, 0)
+    found = what_if(SINGLE, traffic, seeds=10, wrong=0.0, floor=0.05, addresses_alone=True)
+    assert not any(change.planned for change, _ in found.totals)
+    assert found.best is None and all(gain == (0.0, 0.0, 0.0) for _, gain in found.totals), "more queue pairs go the same way"
+
+
 def test_more_queue_pairs_carry_the_same_bytes() -> None:
     one = rings(SINGLE, [Ring("a", [0, 2])], 1, 0)
     four = more_queue_pairs(one, 4, 1)

@@ -10,7 +10,7 @@ import pytest
 from ncclwatch.dashboard.paths_page import paths_text
 from ncclwatch.model.network import FlowRecord, SocketFacts
 from ncclwatch.model.paths import Load, SeenPath
-from ncclwatch.paths.measured import as_planned, plan
+from ncclwatch.paths.measured_plan import as_planned, plan
 from ncclwatch.report.paths_svg import BLUE, GREY, RED, paths
 from ncclwatch.text import width
 from ncclwatch.view.frame import FlowRow, Frame, View
