@@ -2,8 +2,10 @@
 
     python -m score.nccl_choice --save FOLDER          # root: plays them, a minute each, and judges each recording once
     python -m score.nccl_choice --save FOLDER --again  # judges what lies there as the engine judges now
+    python -m score.nccl_choice --save FOLDER --seed 2601 --jobs 12   # jobs nobody has seen: a seed of seeds.toml
 
-Releases and message sizes take turns. What can be seen of each fault was written down before (:mod:`score.observable`).
+Releases and message sizes take turns; with a seed they, the rank with the fault and the order are drawn. What can be seen of each
+fault was written down before (:mod:`score.observable`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import itertools
 import json
 import os
+import random
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +44,11 @@ NODES = (4, 2)
 """Ranks of a node: one node of four, two of two."""
 SIZES = ((8, 8), (1 << 16, 4 << 20), (1 << 20, 16 << 20))
 """Bytes of activations and of gradients."""
+DRAWN_SIZES = (8, 256, 1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
+"""Bytes that are drawn: of gradients any of them, of activations at most ``LARGEST_ACTIVATIONS``, which two cores can move."""
+LARGEST_ACTIVATIONS = 1 << 20
+AT = "@"
+"""Between the name of a scenario and by what the rank with the fault was moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,38 @@ def choose(scenarios: Sequence[Scenario], releases: Sequence[str]) -> Iterator[t
             yield scenario, nccl, ranks_per_node, nbytes
 
 
+def draw(scenarios: Sequence[Scenario], releases: Sequence[str], seed: int) -> list[tuple[Scenario, str, int, tuple[int, int]]]:
+    """What is played of a seed, in its order: as :func:`choose` with release, sizes and the rank with the fault drawn."""
+    chance = random.Random(f"nccl-choice/{seed}")
+    found = []
+    for scenario, _, ranks_per_node, _ in choose(scenarios, releases):
+        by = chance.choice([by for by in range(scenario.layout.world) if _can_move(scenario, by)])
+        small = chance.choice([size for size in DRAWN_SIZES if size <= LARGEST_ACTIVATIONS])
+        large = chance.choice([size for size in DRAWN_SIZES if size >= small])
+        found.append((moved(scenario, by), chance.choice(releases), ranks_per_node, (small, large)))
+    chance.shuffle(found)
+    return found
+
+
+def moved(scenario: Scenario, by: int) -> Scenario:
+    """The scenario with another rank in the place of that with the fault: each number in binary, with the bits of ``by`` turned
+    over. Groups of two stay groups.
+    """
+    expect = scenario.expect
+    ranks, also = (tuple(sorted(rank ^ by for rank in those)) for those in (expect.ranks, expect.also))
+    faults = tuple(replace(fault, rank=fault.rank ^ by) for fault in scenario.faults)
+    return replace(scenario, name=f"{scenario.name}{AT}{by}", faults=faults, expect=replace(expect, ranks=ranks, also=also))
+
+
+def _can_move(scenario: Scenario, by: int) -> bool:
+    """Whether that leaves the fault in its stage, and rank 0, which makes the id, in its place where a rank never comes."""
+    stage = scenario.layout.world // scenario.layout.pp
+    kept = scenario.expect.score_class is ScoreClass.INIT_HANG
+    return all(
+        (fault.rank ^ by) // stage == fault.rank // stage and not (kept and fault.rank ^ by == 0) for fault in scenario.faults
+    )
+
+
 def play(scenario: Scenario, nccl: str, ranks_per_node: int, nbytes: tuple[int, int], save_to: str) -> list[Judged]:
     """Play one job, watched from the start and by who comes once it hangs; slow and healthy ones from the start alone."""
     played = cast(scenario, ranks_per_node, nbytes, nccl)
@@ -119,8 +159,9 @@ def again(folder: Path, scenarios: Mapping[str, Scenario]) -> Iterator[Judged]:
     for line in (folder / "results.jsonl").read_text("utf-8").splitlines():
         before = json.loads(line)
         ranks_per_node, (small, large) = before["ranks_per_node"], before["nbytes"]
-        base = scenarios[before["scenario"].split(f"-{ranks_per_node}-a-node-")[0]]
-        played = cast(base, ranks_per_node, (small, large), before["nccl"])
+        name, _, by = before["scenario"].split(f"-{ranks_per_node}-a-node-")[0].partition(AT)
+        base = scenarios[name]
+        played = cast(moved(base, int(by)) if by else base, ranks_per_node, (small, large), before["nccl"])
         attach = Attach(before["attach"])
         run = Run(played, before["nccl"], Transport.P2P, (attach,), save_to=str(folder))
         saved = Saved.load(run.path(attach))
@@ -187,6 +228,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--nccl", default=",".join(RELEASES), help="releases, by turns")
     parser.add_argument("--only", default="", help="only scenarios whose name contains this")
     parser.add_argument("--save", type=Path, required=True, help="folder for the recordings and results")
+    parser.add_argument("--seed", type=int, help="draw what is played, from a seed of seeds.toml")
+    parser.add_argument("--jobs", type=int, help="play only so many, the first")
     parser.add_argument("--again", action="store_true", help="play nothing: judge what lies there")
     options = parser.parse_args(arguments)
     scenarios = {scenario.name: scenario for scenario in load_all(Path(__file__).resolve().parent.parent / "scenarios", "")}
@@ -202,7 +245,9 @@ def main(arguments: list[str] | None = None) -> int:
         build(nccl)
     judged, failed = list[Judged](), 0
     results = options.save / "results.jsonl"
-    for scenario, nccl, ranks_per_node, nbytes in choose([scenarios[n] for n in PLAYED if options.only in n], releases):
+    wanted = [scenarios[name] for name in PLAYED if options.only in name]
+    cells = choose(wanted, releases) if options.seed is None else draw(wanted, releases, options.seed)
+    for scenario, nccl, ranks_per_node, nbytes in itertools.islice(cells, options.jobs):
         what = f"{scenario.name} [{nccl}, {ranks_per_node} a node, {nbytes[0]} and {nbytes[1]} bytes]"
         try:
             found = play(scenario, nccl, ranks_per_node, nbytes, str(options.save.resolve()))

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from score import drawn, network
+from ncclwatch.simulate.scenario import load
+from score import drawn, nccl_choice, network
 
 FILE = Path(__file__).resolve().parent / "seeds.toml"
+SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
 SAMPLE = range(40)
 """Numbers of the jobs that are drawn from seed 1 for the hash: a change of what the simulator's types mean shows in them, though
 not a line of the generator is another.
@@ -34,6 +36,8 @@ class Kind(StrEnum):
     HEALTHY = "healthy"
     NETWORK = "network"
     """Faults of the network (:mod:`score.network`)."""
+    CHOICE = "choice"
+    """Quick scenarios with NCCL's own choices (:mod:`score.nccl_choice`)."""
 
 
 class State(StrEnum):
@@ -71,6 +75,10 @@ def generator_hash(kind: Kind = Kind.MIXED) -> str:
     if kind is Kind.NETWORK:
         played = [network.draw(fault, 1, number) for fault in network.FAULTS for number in SAMPLE]
         return hashlib.sha256(repr(played).encode()).hexdigest()[:16]
+    if kind is Kind.CHOICE:
+        quick = [load(SCENARIOS / f"{name}.toml") for name in nccl_choice.PLAYED]
+        cells = [cell for seed in SAMPLE for cell in nccl_choice.draw(quick, nccl_choice.RELEASES, seed)]
+        return hashlib.sha256(repr(cells).encode()).hexdigest()[:16]
     digest = hashlib.sha256(Path(drawn.__file__).read_bytes())
     for number in SAMPLE:
         for job in (drawn.draw(1, number), drawn.draw(1, number, slow=True), drawn.draw_healthy(1, number, 60.0)):
@@ -116,6 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.hash:
         print(generator_hash())
         print(generator_hash(Kind.NETWORK), "(faults of the network)")
+        print(generator_hash(Kind.CHOICE), "(NCCL's own choices)")
         return 0
     if options.fresh:
         return _next(Kind(options.fresh))

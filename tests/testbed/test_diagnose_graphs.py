@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +17,7 @@ from testbed.job import Job, has_secret_memory
 from testbed.test_diagnose_faults import VICTIM, judge, wait_until_it_stands
 from testbed.test_diagnose_job import judge_frozen, look, opened
 from testbed.watcher import Live, live, pids
+from unit.shim_harness import build_driver, build_shim
 
 pytestmark = pytest.mark.attach
 
@@ -106,6 +110,34 @@ def test_replays_are_counted_by_the_calls_they_hold() -> None:
     line = f"has not called #40 (AllReduce of {20_000} x float32), 3 other ranks have"
     assert any("calls and replays of CUDA graphs" in one and line in one for one in verdict["evidence"]), told
     assert not any("CUDA graphs" in one for one in verdict["unobserved"]), verdict["unobserved"]
+
+
+@pytest.mark.skipif(not has_secret_memory(), reason="no secret memory (memfd_secret)")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_rank_frozen_in_replays_over_nvlink_is_named_by_memory_alone(version: str) -> None:
+    with Job(version, 4, "graph", nvlinks=4, as_nccl_likes=True, count=20_000) as job:
+        verdict = judge_frozen(job, VICTIM)
+    told = f"{verdict.verdict_class}: {verdict.summary} {verdict.evidence}"
+    assert verdict.verdict_class is VerdictClass.STOPPED, told
+    assert [culprit.rank for culprit in verdict.culprits] == [VICTIM], told
+
+
+@pytest.mark.skipif(not has_secret_memory(), reason="no secret memory (memfd_secret)")
+@pytest.mark.parametrize("shape", ["graph", pytest.param("allreduce", marks=pytest.mark.long)])
+@pytest.mark.parametrize("version", ["2.27.5", "2.32.3"])
+def test_a_gpu_that_stalls_over_nvlink_is_named_with_the_shim(version: str, shape: str) -> None:
+    """Counters in GPU memory, which nobody can read from outside, are read by the shim inside each process."""
+    env = {"NCCL_PROFILER_PLUGIN": str(build_shim()), "LD_PRELOAD": str(build_driver())}
+    extra = ("--fault", f"stall_gpu:rank={VICTIM},at=20,group=world,delay_us=1000")
+    with Job(version, 4, shape, "p2p", count=1_000_000, extra=extra, env=env, wait_for="nothing") as job:
+        job.wait_line(VICTIM, "gpu stalled", 60)
+        wait_until_it_stands(job, creation=False)
+        command = [sys.executable, "-m", "ncclwatch", "diagnose", "--json", *map(str, job.pids)]
+        said = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=120).stdout)
+    assert said["class"] in ("hardware", "not-entered"), said
+    assert [culprit["rank"] for culprit in said["culprits"]] == [VICTIM], said
+    assert any("P2P (GPU memory)" in line for line in said["evidence"]), said
+    assert not any("P2P/NVLink" in line for line in said["unobserved"]), said
 
 
 SERVING = ("--layers", "2", "--pause-us", "5000", "--prefill-every", "8")

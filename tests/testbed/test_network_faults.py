@@ -94,6 +94,7 @@ CUTS = {
     "replays": ("graph", (1, 1, 1), "nic"),
     "two-on-one": ("allreduce", (2, 1, 1), "cable"),
     "two-and-two": ("allreduce", (2, 2), "cable"),
+    "two-and-two-by-nvlink-replays": ("graph", (2, 2), "cable"),
     # Small messages of many communicators: what was sent is out of NCCL's sight before it has arrived.
     "training": ("training", (2, 1, 1), "cable"),
 }
@@ -110,7 +111,8 @@ def test_a_link_that_goes_down_hangs_the_job_and_is_named(layout: str) -> None:
     extra, count = (TRAINING, 4096) if shape == "training" else ((), 1 << 18)
     with ExitStack() as stack:
         network = stack.enter_context(Network(hosts=len(hosts)))
-        job = stack.enter_context(network.job("2.27.5", sum(hosts), hosts=hosts, shape=shape, count=count, extra=extra))
+        links = {"nvlinks": 4, "as_nccl_likes": True} if "nvlink" in layout else {}
+        job = stack.enter_context(network.job("2.27.5", sum(hosts), hosts=hosts, shape=shape, count=count, extra=extra, **links))
         watcher = stack.enter_context(live("--no-probes", *pids(job)))
         watcher.wait_for("rank", count=2 * job.ranks)
         assert hangs_told(watcher) == []

@@ -198,8 +198,10 @@ class FakeJob:
             process.set(base, "ncclChannel.ring.prev", (rank - 1) % nranks)
             process.set(base, "ncclChannel.ring.next", (rank + 1) % nranks)
 
-    def connect(self, channel: int, peer: int, direction: str, transport: str = "NET", resources: int = 0) -> int:
-        """Make one connection; the address of its proxy connection."""
+    def connect(
+        self, channel: int, peer: int, direction: str, transport: str = "NET", resources: int = 0, *, index: int = 0
+    ) -> int:
+        """Make one connection, of index 1 for Send and Recv; the address of its proxy connection."""
         process, layout = self.process, self.layout
         is_send = direction == "send"
         tcomm = self.transports[transport] + layout.member(f"ncclTransport.{direction}").offset
@@ -210,7 +212,7 @@ class FakeJob:
             tcomm=tcomm,
             transportResources=resources,
         )
-        connector = self.peers[(channel, peer)] + layout.member(f"ncclChannelPeer.{direction}").at(0)
+        connector = self.peers[(channel, peer)] + layout.member(f"ncclChannelPeer.{direction}").at(index)
         for path, value in (
             ("connected", 1),
             ("proxyConn.connection", connection),

@@ -234,10 +234,10 @@ def _messages_owed(case: Case, members: Sequence[Member]) -> Iterator[Wait]:
 
 
 def _by_memory(job: Job, member: Member) -> Iterator[tuple[Group, int]]:
-    """Whom a process is connected with on a communicator on which no collective was ever called."""
+    """Whom a process has connections for messages with, on a communicator on which no collective was ever called."""
     for group, own in job.held_by(member):
         if launched(member, own) == 0:
-            yield from ((group, peer) for peer in sorted(unseen_peers(own)))
+            yield from ((group, peer) for peer in sorted(unseen_peers(own)) if own.may_message(peer))
 
 
 def _wait(

@@ -291,6 +291,14 @@ class Communicator:
     """Whether no slot is left in which a launch could leave an operation for the proxy thread: the next one spins until there is
     (``ncclLocalOpAppend``, src/proxy.cc).
     """
+    message_peers: tuple[int, ...] | None = None
+    """Peers with which connections for sends and receives were made, or are being made; ``None`` where that was not read."""
+
+    def may_message(self, peer: int) -> bool:
+        """Whether a Send or Recv with a peer may be under way: NCCL connects the two for it before it launches
+        (``connIndex`` 1, src/enqueue.cc).
+        """
+        return self.message_peers is None or peer in self.message_peers
 
 
 @dataclass(frozen=True, slots=True)

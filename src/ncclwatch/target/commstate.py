@@ -64,6 +64,7 @@ class _Lasting:
     rings: tuple[ChannelRing, ...]
     connectors: tuple[Connector, ...]
     transports: tuple[tuple[int, int, str, Transport], ...]
+    message_peers: tuple[int, ...] | None
     top_parent_ranks: tuple[int, ...]
     name: str
     captured_plans: int | None
@@ -170,6 +171,7 @@ class CommReader:
             peers=lasting.peers,
             rings=lasting.rings,
             transports=lasting.transports,
+            message_peers=lasting.message_peers,
             shares_resources=None if owner is None else owner != address or (resources.get("refCount") or 1) > 1,
             parent_hash=self._hash_of(owner) if owner and owner != address else None,
         )
@@ -217,12 +219,15 @@ class CommReader:
         nranks = values["nRanks"] or 0
         parents = decoder.words(values["topParentRanks"] or 0, nranks, 4, signed=True) or ()
         connectors = self.connectors.read(address, values)
+        connecting = self.connectors.connecting(address, values)
+        messaged = {c.peer for c in connectors if c.index}  # collectives use index 0
         return _Lasting(
             read_at=time.monotonic(),
             peers=self._peers(values),
             rings=self._rings(address, values),
             connectors=connectors,
             transports=tuple((c.channel, c.peer, str(c.direction), c.transport) for c in connectors),
+            message_peers=None if connecting is None else tuple(sorted(messaged | connecting)),
             top_parent_ranks=parents if decoder.layout.has("ncclComm.topParentRanks") else tuple(range(nranks)),
             name=decoder.string(values["config.commName"] or 0),
             captured_plans=self._one_of(address, "ncclComm", ("localPersistentRefs", "persistentRefs")),

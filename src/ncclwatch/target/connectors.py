@@ -28,6 +28,8 @@ _CONNECTOR = (
     "transportResources",
 )
 
+_MARKS = ("connectSend", "connectRecv")
+
 _TRANSPORT_NAMES = {
     "P2P": Transport.P2P,
     "SHM": Transport.SHM,
@@ -109,6 +111,22 @@ class ConnectorReader:
                         for index in range(side.count)
                     ]
         return self._decode(places, wanted)
+
+    def connecting(self, address: int, values: Values) -> frozenset[int] | None:
+        """Peers that a connection is being made with; ``None`` where this build, or the memory read, does not tell.
+
+        NCCL marks a peer when a Send or Recv is called that has no connection yet, and clears the mark when it is made: a rank
+        whose peer does not come stays marked. Source: ``connectSend``, ``connectRecv`` of ``ncclComm`` in ``src/enqueue.cc`` and
+        ``ncclTransportP2pSetup`` of ``src/transport.cc``, v2.18.3-1 to v2.30.7-1.
+        """
+        nranks = values["nRanks"] or 0
+        if nranks > MAX_CONNECTORS or not all(self.decoder.layout.has(f"ncclComm.{name}") for name in _MARKS):
+            return None
+        tables = self.decoder.structure(self.decoder.fields("ncclComm", _MARKS), address) or {}
+        marks = [self.decoder.words(tables.get(name) or 0, nranks) for name in _MARKS]
+        if None in marks:
+            return None
+        return frozenset(peer for words in marks if words for peer, mask in enumerate(words) if mask)
 
     def _likely_peers(self, address: int, values: Values, nranks: int) -> list[int]:
         """Peers in the order in which their connectors are looked at: neighbours in rings and trees, wishes, then everybody by

@@ -9,6 +9,7 @@ namespace job {
 
 namespace {
 std::atomic<bool> g_aborting{false};
+std::atomic<bool> g_register{false};
 }
 
 void set_aborting() { g_aborting = true; }
@@ -45,14 +46,24 @@ std::unique_ptr<Group> Group::split(const std::string& part, int color, int key,
   return std::unique_ptr<Group>(new Group(part, child));
 }
 
+void Group::register_buffers() { g_register = true; }
+
+void Group::deregister() {
+  for (void* handle : registered_) NCCL(ncclCommDeregister(comm, handle));
+  registered_.clear();
+}
+
 void Group::reserve(size_t bytes) {
   if (bytes <= capacity) return;
   if (capacity) synchronize();  // operations on the old buffers may still run
+  deregister();
   if (input) CUDA(cudaFree(input));
   if (output) CUDA(cudaFree(output));
   CUDA(cudaMalloc(reinterpret_cast<void**>(&input), bytes));
   CUDA(cudaMalloc(reinterpret_cast<void**>(&output), bytes));
   capacity = bytes;
+  if (!g_register) return;
+  for (char* buffer : {input, output}) NCCL(ncclCommRegister(comm, buffer, bytes, &registered_.emplace_back()));
 }
 
 void Group::synchronize(cudaStream_t stream) {
@@ -61,6 +72,7 @@ void Group::synchronize(cudaStream_t stream) {
 }
 
 void Group::destroy() {
+  if (comm) deregister();
   if (comm) NCCL(ncclCommDestroy(comm));
   comm = nullptr;
 }

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "options.h"
 
@@ -31,6 +32,8 @@ class Group {
   static void synchronize(cudaStream_t stream);
   void destroy();  // ncclCommDestroy
   void abort();    // ncclCommAbort
+  // From now on buffers are registered with their communicator (ncclCommRegister).
+  static void register_buffers();
 
   const std::string name;
   ncclComm_t comm;
@@ -41,6 +44,8 @@ class Group {
 
  private:
   Group(std::string name, ncclComm_t comm);
+  void deregister();
+  std::vector<void*> registered_;  // handles of NCCL
 };
 
 }  // namespace job

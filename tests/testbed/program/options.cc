@@ -24,9 +24,10 @@ constexpr struct {
 [[noreturn]] void usage(const std::string& problem) {
   fprintf(stderr,
           "testjob: %s\nusage: --rank N --ranks N --run-dir DIR --shape NAME [--count N] [--type i8|…|bf16] [--reduction sum|prod|max|min|avg]\n"
-          "  [--iterations N] [--hold] [--verify] [--quiet] [--time] [--config] [--split-share] [--compute-us N] [--pause-us N] [--burst N] [--burst-after-us N] [--communicators N]\n"
+          "  [--iterations N] [--hold] [--verify] [--quiet] [--time] [--config] [--register] [--split-share] [--compute-us N] [--pause-us N] [--burst N] [--burst-after-us N] [--communicators N]\n"
           "  [--tp N] [--gate] [--abort-after S] [--watchdog S] [--fault KIND:rank=R,…]\n"
           "  of shape serving: [--layers N] [--largest-batch N] [--prompt N] [--prefill-every N] [--idle-every N] [--idle-us N]\n"
+          "  [--experts] [--rebuild-every N]\n"
           "  of shape training: [--cp N] [--pp N] [--ep N] [--schedule NAME] [--micro-batches N] … (training.h)\n",
           problem.c_str());
   exit(2);
@@ -124,11 +125,12 @@ Options parse_options(int argc, char** argv) {
   whole("--prompt", options.serving.prompt);
   whole("--prefill-every", options.serving.prefill_every);
   whole("--idle-every", options.serving.idle_every);
+  whole("--rebuild-every", options.serving.rebuild_every);
   valued["--idle-us"] = [&](auto& v) { options.serving.idle_us = atof(v.c_str()); };
   const std::map<std::string, bool*> switches = {
       {"--hold", &options.hold}, {"--verify", &options.verify}, {"--quiet", &options.quiet},
       {"--time", &options.timed}, {"--config", &options.use_config}, {"--gate", &options.gate},
-      {"--split-share", &options.split_share},
+      {"--split-share", &options.split_share}, {"--register", &options.register_buffers}, {"--experts", &options.serving.experts},
       {"--sequence-parallel", &options.training.sequence_parallel},
       {"--trace", &options.training.trace}};
   for (int i = 1; i < argc; i++) {

@@ -17,6 +17,8 @@ struct ServingOptions {
   int prefill_every = 8;          // --prefill-every: steps
   int idle_every = 0;             // --idle-every N --idle-us: no requests before every Nth step
   double idle_us = 0;
+  bool experts = false;           // --experts: all-to-all in each layer
+  int rebuild_every = 0;          // --rebuild-every: steps after which the communicator is aborted and made anew
 };
 
 struct Options {
@@ -40,6 +42,7 @@ struct Options {
   int tensor = 2;                 // --tp, of shape split (of shape training: training.layout)
   TrainingOptions training;
   ServingOptions serving;
+  bool register_buffers = false;  // --register: buffers are registered with their communicators (ncclCommRegister)
   bool split_share = false;       // --split-share: split communicators share resources (ncclConfig_t.splitShare)
   bool gate = false;              // --gate: create nothing until there is a file `gate` in the run directory
   double abort_after_s = 2;       // --abort-after: of shape abort

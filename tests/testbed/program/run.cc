@@ -64,6 +64,7 @@ Run::Run(int argc, char** argv)
   }
   shape_ = maker->second(Context{options_, progress_, faults_});
   faults_.before_start(progress_);
+  if (options_.register_buffers) Group::register_buffers();
   shape_->set_up();
   catch_stop();
   progress_.ready();

@@ -18,8 +18,8 @@ class Replayed : public Shape {
   }
 
  protected:
-  void create(size_t bytes) {
-    world_ = Group::create(options_, "world", options_.rank, options_.ranks, options_.use_config);
+  void create(size_t bytes, const std::string& name = "world") {
+    world_ = Group::create(options_, name, options_.rank, options_.ranks, options_.use_config);
     world_->reserve(bytes);
   }
   // What the last operation of a graph leaves is checked.
@@ -71,29 +71,21 @@ class Graphs : public Replayed {
 };
 
 // An inference server whose ranks share each layer: a graph for each size of batch is replayed for a token of every request, requests
-// that are new are computed by eager calls, and now and then there are none. All ranks know the same requests by their step.
+// that are new are computed by eager calls, and now and then there are none. All ranks know the same requests by their step. With experts
+// the tokens of a layer go to the ranks that hold them and come back. Now and then the server starts over: all ranks abort their
+// communicator and make another.
 class Serving : public Replayed {
  public:
   using Replayed::Replayed;
-  void set_up() override {
-    create(buffer_bytes(layer(options_.serving.prompt), options_.ranks));
-    prefill();
-    for (int batch = 1; batch <= options_.serving.largest_batch; batch *= 2)
-      graphs_.push_back(std::make_unique<CapturedCalls>(*world_, [this, batch] {
-        for (int i = 0; i < kPerLayer * options_.training.layers; i++) {
-          if (options_.compute_us > 0) CUDA(standinLaunchCompute(options_.compute_us, world_->stream));
-          enqueue(layer(batch), *world_);
-        }
-      }));
-    world_->synchronize();
-  }
+  void set_up() override { start("world"); }
   void iterate(long index) override {
     const ServingOptions& serving = options_.serving;
+    if (serving.rebuild_every > 0 && index > 0 && index % serving.rebuild_every == 0) start_over(index);
     if (serving.idle_every > 0 && index % serving.idle_every == serving.idle_every - 1) usleep(static_cast<useconds_t>(serving.idle_us));
     if (serving.prefill_every > 0 && index % serving.prefill_every == 0) prefill();
     // Requests come and go: each batch is served for some tokens.
     const size_t size = static_cast<size_t>(index / kTokens) % graphs_.size();
-    Operation operation = layer(1 << size);
+    Operation operation = layer(1 << size).back();
     operation.salt = index;
     if (options_.verify) prepare_input(context_, operation, *world_);
     halt_if_aborting();
@@ -107,15 +99,42 @@ class Serving : public Replayed {
   }
 
  private:
-  static constexpr int kPerLayer = 2;  // attention and feed-forward network
   static constexpr long kTokens = 3;
 
-  Operation layer(int tokens) const { return {Kind::kAllReduce, options_.type, {ncclSum}, options_.count * tokens}; }
+  void start(const std::string& name) {
+    size_t bytes = 0;
+    for (const Operation& operation : layer(options_.serving.prompt)) bytes = std::max(bytes, buffer_bytes(operation, options_.ranks));
+    create(bytes, name);
+    prefill();
+    for (int batch = 1; batch <= options_.serving.largest_batch; batch *= 2)
+      graphs_.push_back(std::make_unique<CapturedCalls>(*world_, [this, batch] {
+        each_call(batch, [this](const Operation& operation) { enqueue(operation, *world_); });
+      }));
+    world_->synchronize();
+  }
+  void start_over(long index) {
+    graphs_.clear();
+    world_->abort();
+    world_.reset();
+    start("world" + std::to_string(index));
+    context_.progress.note("started over");
+  }
+  // Attention, and the feed-forward network: of all ranks together, or of experts.
+  std::vector<Operation> layer(int tokens) const {
+    const auto call = [&](Kind kind) { return Operation{kind, options_.type, {ncclSum}, options_.count * tokens}; };
+    if (options_.serving.experts) return {call(Kind::kAllReduce), call(Kind::kAllToAll), call(Kind::kAllToAll)};
+    return {call(Kind::kAllReduce), call(Kind::kAllReduce)};
+  }
+  template <class Call>
+  void each_call(int tokens, const Call& call) {
+    for (int i = 0; i < options_.training.layers; i++)
+      for (const Operation& operation : layer(tokens)) {
+        if (options_.compute_us > 0) CUDA(standinLaunchCompute(options_.compute_us, world_->stream));
+        call(operation);
+      }
+  }
   void prefill() {
-    for (int i = 0; i < kPerLayer * options_.training.layers; i++) {
-      if (options_.compute_us > 0) CUDA(standinLaunchCompute(options_.compute_us, world_->stream));
-      issue(context_.faults, layer(options_.serving.prompt), *world_);
-    }
+    each_call(options_.serving.prompt, [this](const Operation& operation) { issue(context_.faults, operation, *world_); });
   }
 };
 

@@ -6,6 +6,7 @@
 
 #include "log.h"
 #include "nccl_layout.h"
+#include "virtual_memory.h"
 
 namespace standin {
 
@@ -19,6 +20,7 @@ int from_environment(const char* name, int fallback) {
   return text ? atoi(text) : fallback;
 }
 
+constexpr int kVirtualMemoryManagement = 102;  // CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, of the driver alone
 constexpr char kName[] = "ncclwatch testbed (CPU)";
 
 }  // namespace
@@ -78,7 +80,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int device) {
     case cudaDevAttrCanMapHostMemory: *value = 1; break;
     case cudaDevAttrCanUseHostPointerForRegisteredMem: *value = 1; break;
     case cudaDevAttrPciBusId: *value = bus_number(device); break;
-    default: *value = 0;  // everything else (GPUDirect, virtual memory, multicast, fabric, …) does not exist here
+    case kVirtualMemoryManagement: *value = has_virtual_memory(); break;
+    default: *value = 0;  // everything else (GPUDirect, multicast, fabric, …) does not exist here
   }
   log(2, "attribute %d of device %d is %d", attribute, device, *value);
   return cudaSuccess;

@@ -1,5 +1,5 @@
 // The few CUDA driver functions NCCL looks up by name (ncclCudaLibraryInit() in src/misc/cudawrap.cc). Those not listed do not
-// exist, which NCCL takes as a driver without that feature (virtual memory, multicast, DMA-BUF).
+// exist, which NCCL takes as a driver without that feature (multicast, DMA-BUF; virtual memory unless asked for: virtual_memory.cc).
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,6 +13,7 @@
 #include "log.h"
 #include "memory.h"
 #include "nccl_layout.h"
+#include "virtual_memory.h"
 
 using namespace standin;
 
@@ -105,8 +106,9 @@ void* find(const char* name) {
 #endif
   };
   auto found = functions.find(name);
-  log(2, "driver function %s %s", name, found == functions.end() ? "does not exist" : "found");
-  return found == functions.end() ? nullptr : found->second;
+  void* function = found == functions.end() ? find_virtual_memory_function(name) : found->second;
+  log(2, "driver function %s %s", name, function ? "found" : "does not exist");
+  return function;
 }
 
 }  // namespace

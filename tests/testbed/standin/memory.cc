@@ -41,14 +41,28 @@ void* map_shared(int fd, size_t bytes) {
   return pointer;
 }
 
+int secret_memory(size_t bytes) {
+  const int fd = static_cast<int>(syscall(SYS_memfd_secret, O_CLOEXEC));
+  if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0)
+    unsupported("direct access between GPUs: this kernel has no secret memory, or no more of it (memfd_secret)");
+  return fd;
+}
+
+void note_allocation(const Allocation& allocation) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  allocations()[allocation.base] = allocation;
+}
+
+void forget_allocation(uintptr_t base) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  allocations().erase(base);
+}
+
 void* allocate(size_t bytes, MemoryKind kind) {
   const size_t size = (bytes + kPage - 1) / kPage * kPage;
   static const bool direct = getenv("TESTBED_P2P");
   if (direct && kind == MemoryKind::kDevice) {
-    const int fd = static_cast<int>(syscall(SYS_memfd_secret, O_CLOEXEC));
-    if (fd < 0 || ftruncate(fd, static_cast<off_t>(size)) != 0)
-      unsupported("direct access between GPUs: this kernel has no secret memory, or no more of it (memfd_secret)");
-    return map_shared(fd, size);
+    return map_shared(secret_memory(size), size);
   }
   void* pointer = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (pointer == MAP_FAILED) return nullptr;

@@ -23,6 +23,11 @@ void* allocate(size_t bytes, MemoryKind kind);
 bool release(void* pointer);
 // Maps what another process has allocated; the descriptor is this process's from now on. Null if that fails.
 void* map_shared(int fd, size_t bytes);
+// Memory that no debugger can read, and other processes can map. Ends the process where there is none.
+int secret_memory(size_t bytes);
+// What is mapped elsewhere (virtual_memory.cc) is an allocation too, until it is forgotten.
+void note_allocation(const Allocation& allocation);
+void forget_allocation(uintptr_t base);
 // The allocation that holds this address.
 bool find_allocation(const void* pointer, Allocation* found);
 

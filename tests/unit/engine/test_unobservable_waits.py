@@ -98,3 +98,15 @@ def test_an_operation_that_nobody_has_begun_is_no_cycle() -> None:
 def test_ranks_that_have_called_as_much_are_not_told_apart_by_it() -> None:
     verdict = diagnose(looks(two_nodes((6, 6)), 8))
     assert not {1, 3} & {culprit.rank for culprit in verdict.culprits}, verdict.summary
+
+
+@pytest.mark.parametrize(("made", "named"), [(None, []), ((3,), []), ((), [2])], ids=["unread", "connected", "none"])
+def test_a_rank_without_connections_for_messages_waits_for_none(made: tuple[int, ...] | None, named: list[int]) -> None:
+    """The communicator of all ranks has its rings and was never used: only where rank 2 has connections for a Send or Recv with
+    rank 3 on it, it may wait there.
+    """
+    ranks = two_nodes((5, 6))
+    made_by_rank = [communicator(rank, 4, transport=Transport.P2P) for rank in range(4)]
+    whole = [replace(own, sequence_numbers={"AllReduce": 0}, message_peers=made) for own in made_by_rank]
+    verdict = diagnose(looks([replace(one, communicators=(*one.communicators, whole[one.rank])) for one in ranks], 8))
+    assert [culprit.rank for culprit in verdict.culprits] == named, verdict.summary

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from score import drawn, network, seeds
+from score import drawn, nccl_choice, network, seeds
 from score.seeds import Kind, Seed, State, generator_hash, problems
 
 ONE = Seed(1, Kind.SLOW, State.SPENT, "a test", judgements=10, right=7)
@@ -38,6 +38,9 @@ def test_the_hash_changes_with_what_is_drawn(monkeypatch: pytest.MonkeyPatch) ->
     network_before = generator_hash(Kind.NETWORK)
     monkeypatch.setattr(network, "LAYOUTS", network.LAYOUTS[:1])
     assert generator_hash(Kind.NETWORK) not in {network_before, before}
+    choice_before = generator_hash(Kind.CHOICE)
+    monkeypatch.setattr(nccl_choice, "DRAWN_SIZES", nccl_choice.DRAWN_SIZES[:4])
+    assert generator_hash(Kind.CHOICE) not in {choice_before, network_before, before}
 
 
 def test_a_fresh_seed_is_given_only_to_its_generator(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,20 @@ def test_a_communicator_is_read(layout: Layout) -> None:
     assert sample.torn == 0
 
 
+def test_messages_are_possible_with_whom_connections_for_them_are_made_or_being_made(layout: Layout) -> None:
+    job = FakeJob(layout)
+    job.connect(0, 0, "recv", "P2P")
+    assert look(job).communicators[0].message_peers is None, "these tables cannot be read"
+    marks = {"connectSend": [0, 0, 0, 0], "connectRecv": [0, 0, 0, 2]}
+    for name, words in marks.items():
+        job.process.set(job.comm, f"ncclComm.{name}", job.process.words(words))
+    assert look(job).communicators[0].message_peers == (3,)
+    job.connect(1, 2, "send", "P2P", index=1)
+    (own,) = look(job).communicators
+    assert own.message_peers == (2, 3)
+    assert [own.may_message(peer) for peer in range(4)] == [False, False, True, True]
+
+
 def test_an_operation_in_progress(layout: Layout) -> None:
     job = FakeJob(layout)
     tail = job.process.new("ncclRecvMem", tail=960 + 24)
