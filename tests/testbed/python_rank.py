@@ -9,6 +9,7 @@ loader   its loader's worker, a process, gives no batch any more
 gil      a thread of its calls into C without letting go of the GIL (``ctypes.PyDLL``), and stays there
 user     its main thread does something of its own
 raise    its loop raises an exception that nobody catches
+locked   its main thread sleeps in the kernel and holds the memory map: beside FILE lies ``mount``, as of ``locked.py``
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import ctypes
 import multiprocessing
 import multiprocessing.queues
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -79,11 +81,13 @@ def main() -> None:
         if loader is not None:
             loader.get_batch()
         elif struck(file):
-            strike(fault)
+            strike(fault, file)
 
 
-def strike(fault: str) -> None:
+def strike(fault: str, file: Path) -> None:
     """Do what the fault says, once."""
+    if fault == "locked":
+        runpy.run_path(str(Path(__file__).with_name("locked.py")))["be_stuck"](str(file.with_name("mount") / "file"))
     if fault == "raise":
         raise ValueError("the batch is empty")
     if fault == "user":

@@ -35,6 +35,8 @@ def ps(as_json: JsonOption = False) -> None:
         note("no NCCL process found on this node")
     if seen.unreadable and os.geteuid() != 0:
         note(f"{seen.unreadable} processes are closed to this user: run as root to see whether they use NCCL")
+    for error in seen.held[:4]:
+        note(str(error))
 
 
 def table(found: Sequence[ProcessInfo], others: Sequence[Sequence[str]], states: Sequence[str]) -> list[str]:

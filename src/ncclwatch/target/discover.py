@@ -16,6 +16,7 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo
 from ncclwatch.target import process
 from ncclwatch.target.binary import BinaryIndex, NcclBinary
+from ncclwatch.target.held import HeldError
 from ncclwatch.target.layout import Layout
 from ncclwatch.target.maps import PROC, read_maps_text
 from ncclwatch.target.namespaces import container_id
@@ -45,10 +46,13 @@ class FoundProcess:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """All NCCL processes of a node; ``unreadable`` counts the processes that the agent may not look into."""
+    """All NCCL processes of a node; ``unreadable`` counts the processes that the agent may not look into. ``held``: what is said
+    of those whose memory map one of their own threads holds: what they carry is not known.
+    """
 
     found: tuple[FoundProcess, ...]
     unreadable: int
+    held: tuple[HeldError, ...] = ()
 
 
 def find_processes(proc: Path = PROC) -> list[ProcessInfo]:
@@ -61,6 +65,7 @@ def survey(proc: Path = PROC) -> Survey:
     index = _index(proc)
     index.start_survey()
     found: list[FoundProcess] = []
+    held: list[HeldError] = []
     unreadable = 0
     for pid in _pids(proc):
         try:
@@ -71,9 +76,11 @@ def survey(proc: Path = PROC) -> Survey:
                     found.append(_describe(pid, binaries, proc))
         except PrivilegeError:
             unreadable += 1
+        except HeldError as error:
+            held.append(error)
         except TargetError:
             continue
-    return Survey(tuple(_without_shared_ranks(found)), unreadable)
+    return Survey(tuple(_without_shared_ranks(found)), unreadable, tuple(held))
 
 
 def inspect_process(pid: int, proc: Path = PROC) -> ProcessInfo:

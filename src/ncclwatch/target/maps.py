@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ncclwatch.errors import PrivilegeError, TargetGoneError
+from ncclwatch.target import held
 from ncclwatch.target.forbidden import hint
 
 PROC = Path("/proc")
@@ -155,8 +156,15 @@ def read_small(path: str, limit: int = 1 << 14) -> bytes:
 
 
 def read_bounded(path: Path, pid: int, limit: int) -> bytes:
-    """At most ``limit`` bytes of a file below ``/proc/PID``; raises :class:`TargetGoneError` and :class:`PrivilegeError`."""
-    with target_errors(pid, path.name), path.open("rb", buffering=0) as file:
+    """At most ``limit`` bytes of a file below ``/proc/PID``; raises :class:`TargetGoneError`, :class:`PrivilegeError` and
+    :class:`~ncclwatch.target.held.HeldError`.
+    """
+    with target_errors(pid, path.name):
+        return held.within(pid, lambda: _read(path, limit)) if path.name in held.FILES else _read(path, limit)
+
+
+def _read(path: Path, limit: int) -> bytes:
+    with path.open("rb", buffering=0) as file:
         parts = []
         while limit > 0 and (part := file.read(min(limit, 1 << 16))):
             parts.append(part)

@@ -1,0 +1,116 @@
+"""Reads below ``/proc`` that may never come back: of a process one of whose threads sleeps and holds its memory map.
+
+The kernel answers ``environ``, ``cmdline`` and (before 6.18) ``maps`` under the target's mmap lock, and reads its memory so.
+A thread that waits for a disk or a driver with that lock held keeps every reader waiting, ``ps`` among them, until it goes on:
+nothing but SIGKILL frees a reader. So another thread reads. It is left behind if it must be, and the process is not asked again
+before that one has come back.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from ncclwatch.errors import TargetError
+
+FILES = frozenset({"maps", "environ", "cmdline"})
+"""Names of the files that are read under the lock."""
+LOOK_S = 0.25
+PATIENCE = 8
+"""Looks in a row at which the reader sleeps in the kernel (state D). One that waits for a CPU does not, however long it takes."""
+
+
+class HeldError(TargetError):
+    """The memory map of a process is held by one of its own threads."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(
+            f"process {pid} cannot be looked into: one of its threads sleeps and holds its memory map (ps hangs on it as well)",
+            f"see where it sleeps: `cat /proc/{pid}/task/*/wchan`; mostly in a file system or a driver",
+        )
+
+
+class _Reader:
+    """A thread that reads for others, one thing at a time."""
+
+    def __init__(self) -> None:
+        self.asked: SimpleQueue[Callable[[], bytes]] = SimpleQueue()
+        self.answers: SimpleQueue[bytes | BaseException] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="ncclwatch-proc")
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            read = self.asked.get()
+            try:
+                self.answers.put(read())
+            except BaseException as error:
+                self.answers.put(error)
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether it sleeps in the kernel and cannot be woken by a signal."""
+        try:
+            text = Path(f"/proc/self/task/{self._thread.native_id}/stat").read_bytes()
+        except OSError:
+            return False
+        return text.rpartition(b")")[2].split()[:1] == [b"D"]
+
+
+_idle: list[_Reader] = []
+_left: dict[int, _Reader] = {}
+"""Readers that were left behind, by the process they read of."""
+
+
+def _forget() -> None:
+    """In a child of ours no such thread runs."""
+    _idle.clear()
+    _left.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def check(pid: int) -> None:
+    """Raise :class:`HeldError` where the memory of a process cannot be read now; what else is wrong with it is not told here."""
+    with suppress(OSError):
+        within(pid, lambda: read_first(pid))
+
+
+def read_first(pid: int) -> bytes:
+    """A byte of the process's memory, by way of its environment."""
+    with Path(f"/proc/{pid}/environ").open("rb", buffering=0) as file:
+        return file.read(1)
+
+
+def within(pid: int, read: Callable[[], bytes]) -> bytes:
+    """What ``read`` returns or raises; :class:`HeldError` where it does not come back."""
+    if (left := _left.get(pid)) is not None:
+        if left.answers.empty():
+            raise HeldError(pid)
+        left.answers.get()
+        _left.pop(pid, None)
+        _idle.append(left)
+    try:
+        reader = _idle.pop()
+    except IndexError:
+        reader = _Reader()
+    reader.asked.put(read)
+    asleep = 0
+    while True:
+        try:
+            answer = reader.answers.get(timeout=LOOK_S)
+            break
+        except Empty:
+            asleep = asleep + 1 if reader.sleeps else 0
+        if asleep >= PATIENCE:
+            _left[pid] = reader
+            raise HeldError(pid)
+    _idle.append(reader)
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
