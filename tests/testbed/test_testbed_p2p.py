@@ -19,17 +19,10 @@ pytestmark = [pytest.mark.attach, pytest.mark.skipif(not has_secret_memory(), re
 CUMEM = {"NCCL_CUMEM_ENABLE": "1", "TESTBED_CUMEM": "1"}
 """NCCL asks the driver for virtual memory, and the stand-in has it."""
 WAYS = {"IPC": {}, "CUMEM": CUMEM}
-RELEASES = ["2.19.3", *VERSIONS]
+PLAYED = [*((version, "IPC") for version in ("2.19.3", *VERSIONS)), ("2.27.5", "CUMEM")]
 
 
-@pytest.mark.parametrize(
-    ("version", "way"),
-    [
-        pytest.param(version, way, marks=[pytest.mark.long] * (way == "CUMEM" and version not in ("2.21.5", "2.27.5")))
-        for version in RELEASES
-        for way in WAYS
-    ],
-)
+@pytest.mark.parametrize(("version", "way"), PLAYED)
 def test_results_are_right_and_device_memory_is_neither_read_nor_readable(version: str, way: str) -> None:
     need(version)
     env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,P2P,SHM", **WAYS[way]}
