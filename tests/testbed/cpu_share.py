@@ -37,24 +37,28 @@ class CpuShare:
         if found is None:
             raise OSError("there is no cgroup hierarchy with a processor controller")
         root, version = found
-        self._root = root
+        self._root, self._version = root, version
         self._folder = root / f"ncclwatch-testbed-{os.getpid()}-{time.monotonic_ns()}"
         if version == 2:
             with contextlib.suppress(OSError):  # already on, or not ours to switch: then the write below says so
                 (root / "cgroup.subtree_control").write_text("+cpu")
         self._folder.mkdir()
         try:
-            quota = max(1000, round(share * PERIOD_US))
-            if version == 2:
-                (self._folder / "cpu.max").write_text(f"{quota} {PERIOD_US}")
-            else:
-                (self._folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-                (self._folder / "cpu.cfs_quota_us").write_text(str(quota))
+            self.limit(share)
             for pid in pids:
                 (self._folder / "cgroup.procs").write_text(str(pid))
         except OSError:
             self.close()
             raise
+
+    def limit(self, share: float) -> None:
+        """Give them another part of a processor from now on."""
+        quota = max(1000, round(share * PERIOD_US))
+        if self._version == 2:
+            (self._folder / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+        else:
+            (self._folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (self._folder / "cpu.cfs_quota_us").write_text(str(quota))
 
     def close(self) -> None:
         """Let the processes go."""

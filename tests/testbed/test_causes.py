@@ -35,8 +35,8 @@ ENDS: dict[str, tuple[Callable[[Job, Path], None], str]] = {
 
 
 TRAINING = ("--tp", "2", "--micro-batches", "2", "--layers", "1", "--forward-us", "20000", "--gradients", "65536")
-SHARE = 0.03
-"""Of a processor, for a rank that is held back: an iteration takes several times as long."""
+ROOM, SHARE = 4.0, 0.03
+"""Of a processor: a limit that holds nobody back, and one by which an iteration takes several times as long."""
 HEALTHY = 30
 """Iterations by which a watcher knows what is usual."""
 
@@ -91,12 +91,16 @@ def test_how_a_rank_ended_is_the_cause(tmp_path: Path, fault: str) -> None:
 
 @pytest.mark.skipif(not can_limit(), reason="needs root and a cgroup hierarchy with a processor controller")
 def test_a_cpu_limit_is_the_cause_of_a_slow_rank() -> None:
-    """The limit of a control group, as containers have it: told by name, with what to raise."""
-    with Job("2.27.5", 4, "training", count=4096, extra=TRAINING) as running, live(*pids(running)) as watcher:
+    """The limit of the control group that it has been in all the time, as a container is: told by name, with what to raise."""
+    with (
+        Job("2.27.5", 4, "training", count=4096, extra=TRAINING) as running,
+        CpuShare([running.pid(VICTIM)], ROOM) as group,
+        live(*pids(running)) as watcher,
+    ):
         watcher.wait_for("rank", count=8)
         running.wait_progress(HEALTHY, timeout=120)
-        with CpuShare([running.pid(VICTIM)], SHARE):
-            found = watcher.wait_for("verdict", timeout=120)["verdict"]
+        group.limit(SHARE)
+        found = watcher.wait_for("verdict", timeout=120)["verdict"]
         check(found, "cpu-limit")
         assert found["class"] == "slow-computation" and "CPU throttling" in found["summary"], found
         assert any("limits.cpu" in step for step in found["knowledge"][0]["do"]), found
