@@ -87,6 +87,7 @@ def run(chosen: AgentOptions) -> None:
     from ncclwatch.collect.ordering import OrderDesk
     from ncclwatch.messaging.privileges import drop_privileges
     from ncclwatch.target.discover import find_processes
+    from ncclwatch.target.held import dismiss
 
     HASTE.active = chosen.hurries
     spool = None if chosen.spool is None else Path(chosen.spool)
@@ -108,6 +109,7 @@ def run(chosen: AgentOptions) -> None:
         _line(f"watching {len(collector.infos)} processes for engine {address}")
         for problem in collector.problems:
             _line(f"not watched: {problem.line}")
+        dismiss()
         _line(drop_privileges(chosen.user, spool))
         first.notes = (*first.notes, *sender.start(), *(f"not watched: {problem.line}" for problem in collector.problems))
         HASTE.end()

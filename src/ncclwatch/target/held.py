@@ -38,18 +38,22 @@ class _Reader:
     """A thread that reads for others, one thing at a time."""
 
     def __init__(self) -> None:
-        self.asked: SimpleQueue[Callable[[], bytes]] = SimpleQueue()
+        self.asked: SimpleQueue[Callable[[], bytes] | None] = SimpleQueue()
         self.answers: SimpleQueue[bytes | BaseException] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True, name="ncclwatch-proc")
         self._thread.start()
 
     def _run(self) -> None:
-        while True:
-            read = self.asked.get()
+        while (read := self.asked.get()) is not None:
             try:
                 self.answers.put(read())
             except BaseException as error:
                 self.answers.put(error)
+
+    def end(self) -> None:
+        """Let the thread end, and wait for it."""
+        self.asked.put(None)
+        self._thread.join()
 
     @property
     def sleeps(self) -> bool:
@@ -75,6 +79,12 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
+def dismiss() -> None:
+    """End all threads that wait for something to read: who gives up privileges must have none that keep them."""
+    while _idle:
+        _idle.pop().end()
+
+
 def check(pid: int) -> None:
     """Raise :class:`HeldError` where the memory of a process cannot be read now; what else is wrong with it is not told here."""
     with suppress(OSError):
@@ -92,9 +102,9 @@ def within(pid: int, read: Callable[[], bytes]) -> bytes:
     if (left := _left.get(pid)) is not None:
         if left.answers.empty():
             raise HeldError(pid)
-        left.answers.get()
+        # It may have been begun with privileges that this process has given up since: it is not asked again.
         _left.pop(pid, None)
-        _idle.append(left)
+        left.end()
     try:
         reader = _idle.pop()
     except IndexError:

@@ -82,7 +82,7 @@ def test_lines_are_only_text() -> None:
     assert all(line.isprintable() for line in lines)
 
 
-KEPT = Path(__file__).parents[2] / "fixtures" / "jobs" / "drawn-801-64-gpu-stall-2.21.5-shm-post-hang-0.ncclwatch"
+KEPT = Path(__file__).parents[2] / "fixtures" / "jobs" / "drawn-801-51-gpu-stall-2.27.5-socket-post-hang-0.ncclwatch"
 
 
 def test_diagnose_says_why_when_it_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
