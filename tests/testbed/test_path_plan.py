@@ -171,7 +171,7 @@ def test_a_spine_dies_and_a_new_plan_is_there_within_two_seconds(fabric: Spines,
         first = json.loads(keeper.stdout.readline())
         old = plan.read_text()
         mine = [one for one in first["connections"] if one["rank"] == 0]
-        assert len({hop(one) for one in mine}) == 2 and first["fullest_link"] == 1.0
+        assert len({hop(one) for one in mine}) == 2 and first["fullest_link"] < 1.99
         died = int(hop(mine[0]).split(".")[2])
         began = time.monotonic()
         fabric.down(died) if way == "down" else fabric.swallow(died)

@@ -28,8 +28,8 @@ from testbed.job import VERSIONS, available, build, library
 from vm.errors import GuestError
 from vm.guest import FULL_VARIABLE, Guest
 
-BOOT_TIMEOUT_S = 540.0
-"""For one boot: every test, power off. It takes a minute on an idle machine; emulation suffers from every neighbour."""
+BOOT_TIMEOUT_S = 1200.0
+"""For one boot: every test, power off. It takes seven minutes on an idle machine; emulation suffers from every neighbour."""
 
 FULL_TIMEOUT_S = 5400.0
 """The same with every release of NCCL, every kind of hang and the training job: half an hour on an idle machine."""
