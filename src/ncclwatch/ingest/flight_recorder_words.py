@@ -199,7 +199,7 @@ def _unlike(job: FlightJob, verdict: Verdict) -> Verdict:
 
 def _nobody(job: FlightJob, verdict: Verdict) -> Verdict:
     """Where nobody is named: who wrote no dump, and what all that did are in."""
-    waiting = [one.rank for one in job.ranks if any(job.is_open(one, part.rows) for part in job.parts[one.rank])]
+    waiting = job.waiting
     if not waiting or verdict.verdict_class is not VerdictClass.UNKNOWN:
         return verdict
     if job.missing and _lasted(job):
@@ -257,7 +257,7 @@ def _crossed(job: FlightJob, verdict: Verdict, crossed: Sequence[tuple[int, Open
             communicator=CommunicatorRef(f"{own.group.hash:016x}", len(own.group.ranks), own.group.label),
         ) for rank, own in crossed
     )  # fmt: skip
-    others = {one.rank for one in job.ranks if any(job.is_open(one, part.rows) for part in job.parts[one.rank])} - set(ranks)
+    others = {*job.waiting} - {*ranks}
     return replace(
         verdict, verdict_class=VerdictClass.DEADLOCK, culprits=culprits, victims=tuple(sorted(others)),
         confidence=min(verdict.confidence or CROSSED, CROSSED),
