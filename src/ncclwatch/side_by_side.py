@@ -15,8 +15,8 @@ R = TypeVar("R")
 def side_by_side(work: Callable[[T], R], items: Sequence[T], *, chunk: int) -> Iterator[R]:
     """What ``work`` makes of each item, in order; ``chunk`` items are handed to a process at a time, and back.
 
-    ``work`` is a function of a module, and returns errors where those are wanted. A process that ends (it ran out of memory) takes
-    what it had with it: that and the rest is worked on here. For one who has not begun any thread.
+    ``work`` is a function of a module, and returns errors where those are wanted. A process that ends (it ran out of memory)
+    takes what it had with it: that and the rest is worked on here. For one who has not begun any thread.
     """
     workers = min(len(os.sched_getaffinity(0)), MOST_PROCESSES, -(-len(items) // chunk))
     done = 0

@@ -44,16 +44,19 @@ class Seen(NamedTuple):
     datatype: int = -1
 
 
-def join(streams: Sequence[tuple[KernelRank, Sequence[Seen]]]) -> int:
+def join(streams: Sequence[tuple[KernelRank, Sequence[Seen]]], name: str = "stream group") -> int:
     """Give ranks the kernels of their streams, where these share a communicator with another rank's; returns how many kernels are
-    left out. O(streams x groups x kernels).
+    left out. ``name`` is what a communicator that is found is called, with a number where there are several. O(streams x groups x
+    kernels).
     """
     compared = [
         Stream(one.rank, tuple(kernel.function for kernel in own), np.array([kernel.end for kernel in own], np.int64))
         for one, own in streams
     ]
     left = sum(len(own) for _, own in streams)
-    for number, members in enumerate(shared(compared)):
+    found = shared(compared)
+    for number, members in enumerate(found):
+        called = f"{name} {number}" if len(found) > 1 else name
         ranks = tuple(compared[place].rank for place, _ in members)
         first = max(shift for _, shift in members)
         size = min(len(compared[place].functions) - first + shift for place, shift in members)
@@ -62,7 +65,7 @@ def join(streams: Sequence[tuple[KernelRank, Sequence[Seen]]]) -> int:
             one, own = streams[place]
             one.kernels += (
                 Kernel(
-                    (f"stream group {number}", ranks),
+                    (called, ranks),
                     kernel.function,
                     at + 1,
                     kernel.elements,

@@ -73,10 +73,9 @@ def _kineto() -> list[bytes]:
 def _nsys() -> list[bytes]:
     with tempfile.TemporaryDirectory() as folder:
         kernels = made_nsys.rounds(0, number=4) + made_nsys.rounds(1, number=4)
-        return [
-            made_nsys.export(Path(folder) / f"{with_calls}.sqlite", kernels, launches=with_calls).read_bytes()
-            for with_calls in (False, True)
-        ]
+        files = [made_nsys.export(Path(folder) / f"{number}.sqlite", kernels, launches=number > 0) for number in range(3)]
+        made_nsys.add_calls(files[2], (0, 2), [1, 2])
+        return [file.read_bytes() for file in files]
 
 
 def _dcgm() -> list[bytes]:
