@@ -199,7 +199,8 @@ class FlightJob:
     def _open(self, one: RankDump) -> NDArray[np.bool_]:
         """In which of its entries a rank may wait: those that have not ended, and all of backends that do not tell."""
         silent = np.array([backend not in self.ended_known for backend in one.backends] or [True])
-        return (one.entries["state"] != State.COMPLETED) | silent[one.entries["backend"]]
+        found: NDArray[np.bool_] = (one.entries["state"] != State.COMPLETED) | silent[one.entries["backend"]]
+        return found
 
     @property
     def waiting(self) -> list[int]:

@@ -218,10 +218,10 @@ def _ranks(processes: Sequence[_Process]) -> tuple[list[KernelRank], list[str]]:
     ]
     lists: dict[str, list[tuple[KernelRank, list[Seen]]]] = defaultdict(list)
     for one, process in zip(made, processes, strict=True):
-        lists["stream group"] += ((one, own) for own in process.streams.values())
+        lists[""] += ((one, own) for own in process.streams.values())
         for communicator, own in process.communicators.items():
             lists[f"communicator {communicator:016x}"].append((one, own))
-    left = sum(join(own, name) for name, own in lists.items())
+    left = sum(join(own, known) for known, own in lists.items())
     if left:
         told.append(f"{left} NCCL kernels were left out: no other rank's collectives end with them")
     # Two processes of one file must not be one source.

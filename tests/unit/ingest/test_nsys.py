@@ -57,7 +57,9 @@ def test_a_window_that_begins_later_is_lined_up() -> None:
     ends = np.cumsum(rng.integers(10_000_000, 30_000_000, 40))
     whole, later = Stream(0, (1,) * 40, ends), Stream(1, (1,) * 37, ends[2:39] + 5_000_000_000)
     assert shared([whole, later]) == [[(0, 0), (1, 2)]]
-    assert shared([whole, Stream(1, (1,) * 30, ends[9:39])]) == []
+    long_after = Stream(1, (1,) * 30, ends[9:39] + 2_000_000)
+    assert shared([whole, long_after]) == []
+    assert shared([whole, long_after], known=True) == [[(0, 0), (1, 9)]]
 
 
 def test_two_gpus_in_one_file_are_two_ranks(tmp_path: Path) -> None:
