@@ -2,8 +2,10 @@
 
     RANK=0 WORLD_SIZE=2 NCCL_LIBRARY=... CUDART_LIBRARY=... python rank.py RUN_DIR [--count N] [--iterations N] [--graph]
 
-Says a line for each iteration. ``--graph`` captures one AllReduce into a CUDA graph and replays it; ``--skip-at N`` stops calling
-NCCL after N iterations, as a rank that never enters; ``--hold`` stays after the last.
+Says a line for each iteration. ``--graph`` captures one AllReduce into a CUDA graph and replays it; ``--hold`` stays after the
+last. Faults: ``--skip-at N`` stops calling NCCL after N iterations, as a rank that never enters; ``--omit N`` leaves one iteration
+out; ``--stall-at N`` puts a kernel that does not end before the next AllReduce; ``--late-ms M`` sleeps before each, and
+``--slow-ms M`` longer from iteration ``--slow-at N`` on.
 """
 
 from __future__ import annotations
@@ -17,6 +19,22 @@ from pathlib import Path
 FLOAT32, SUM = 7, 0
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
 CAPTURE_GLOBAL = 0
+SPIN = b"""
+.version 7.0
+.target sm_50
+.address_size 64
+.visible .entry spin()
+{
+    .reg .u64 %now;
+    .reg .pred %on;
+again:
+    mov.u64 %now, %globaltimer;
+    setp.ne.u64 %on, %now, 0;
+    @%on bra again;
+    ret;
+}
+"""
+"""A kernel that runs until its process ends: the driver compiles it (PTX ISA, 9.7.12 and 10.24)."""
 
 
 class UniqueId(ctypes.Structure):
@@ -80,6 +98,14 @@ class Rank:
         size = ctypes.c_size_t(self.count)
         must(self.nccl.ncclAllReduce(self.buffer, self.buffer, size, FLOAT32, SUM, self.comm, self.stream), "ncclAllReduce")
 
+    def stall(self) -> None:
+        """One kernel of one thread on the stream that never ends."""
+        driver = ctypes.CDLL("libcuda.so.1")
+        module, spin, none = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        must(driver.cuModuleLoadData(ctypes.byref(module), SPIN), "cuModuleLoadData")
+        must(driver.cuModuleGetFunction(ctypes.byref(spin), module, b"spin"), "cuModuleGetFunction")
+        must(driver.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, self.stream, none, none), "cuLaunchKernel")
+
     def synchronize(self) -> None:
         """Wait for the stream."""
         must(self.cuda.cudaStreamSynchronize(self.stream), "cudaStreamSynchronize")
@@ -109,6 +135,11 @@ def main() -> None:
     parser.add_argument("--burst", type=int, default=1, help="AllReduces between two waits")
     parser.add_argument("--graph", action="store_true")
     parser.add_argument("--skip-at", type=int)
+    parser.add_argument("--omit", type=int)
+    parser.add_argument("--stall-at", type=int)
+    parser.add_argument("--late-ms", type=float, default=0.0)
+    parser.add_argument("--slow-at", type=int)
+    parser.add_argument("--slow-ms", type=float, default=0.0)
     parser.add_argument("--hold", action="store_true")
     options = parser.parse_args()
     rank = Rank(options.folder, options.count)
@@ -119,6 +150,17 @@ def main() -> None:
         if number == options.skip_at:
             say("skips")
             time.sleep(3600)
+        if number == options.omit:
+            say(f"iteration {number} is left out")
+            number += 1
+            continue
+        if number == options.stall_at:
+            rank.stall()
+            say("stalls")
+        if number == options.slow_at:
+            options.late_ms += options.slow_ms
+            say("slows")
+        time.sleep(options.late_ms / 1e3)
         if number % 50 == 0:
             rank.fill(1.0)  # sums would leave the range of the type
         for _ in range(options.burst):
