@@ -3,9 +3,9 @@
     RANK=0 WORLD_SIZE=2 NCCL_LIBRARY=... CUDART_LIBRARY=... python rank.py RUN_DIR [--count N] [--iterations N] [--graph]
 
 Says a line for each iteration. ``--graph`` captures one AllReduce into a CUDA graph and replays it; ``--hold`` stays after the
-last. Faults: ``--skip-at N`` stops calling NCCL after N iterations, as a rank that never enters; ``--omit N`` leaves one iteration
-out; ``--stall-at N`` puts a kernel that does not end before the next AllReduce; ``--late-ms M`` sleeps before each, and
-``--slow-ms M`` longer from iteration ``--slow-at N`` on.
+last. Faults: ``--skip-at N`` calls NCCL no more after N iterations, as a rank that never enters; ``--omit N`` leaves one
+iteration out; ``--stall-at N`` puts a kernel that does not end before the next AllReduce; ``--late-ms M`` sleeps before each,
+and ``--slow-ms M`` longer from iteration ``--slow-at N`` on.
 """
 
 from __future__ import annotations

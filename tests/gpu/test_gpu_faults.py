@@ -1,6 +1,6 @@
 """Faults of jobs whose kernels run on a real GPU: by each protocol and algorithm, over sockets and P2P, eager and replayed.
 
-Ranks share the GPU, as if each were on a host of its own or, from NCCL 2.30 on, joined by P2P. What is judged is what the commands
+Ranks share the GPU, as if each were on a host of its own or, from NCCL 2.30 on, joined by P2P. Judged is what the commands
 say. A snapshot of each hung job is kept where ``$OUT`` says.
 """
 
