@@ -117,8 +117,15 @@ class Rank:
         self.all_reduce()
         time.sleep(0.2)  # a sampler at a kilohertz runs through it many times
         must(self.cuda.cudaStreamEndCapture(self.stream, ctypes.byref(graph)), "cudaStreamEndCapture")
-        must(self.cuda.cudaGraphInstantiateWithFlags(ctypes.byref(made), graph, ctypes.c_ulonglong(0)), "cudaGraphInstantiate")
+        must(self.cuda.cudaGraphInstantiate(ctypes.byref(made), graph, ctypes.c_ulonglong(0)), "cudaGraphInstantiate")
+        must(self.cuda.cudaGraphDestroy(graph), "cudaGraphDestroy")
         return made
+
+    def end(self, graph: ctypes.c_void_p | None) -> None:
+        """Graph first: NCCL ends no communicator that one still refers to (commDestroySync, init.cc of 2.27.5)."""
+        if graph is not None:
+            must(self.cuda.cudaGraphExecDestroy(graph), "cudaGraphExecDestroy")
+        must(self.nccl.ncclCommDestroy(self.comm), "ncclCommDestroy")
 
 
 def say(text: str) -> None:
@@ -134,6 +141,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int)
     parser.add_argument("--burst", type=int, default=1, help="AllReduces between two waits")
     parser.add_argument("--graph", action="store_true")
+    parser.add_argument("--gate", action="store_true", help="begin when the folder has a file named open")
     parser.add_argument("--skip-at", type=int)
     parser.add_argument("--omit", type=int)
     parser.add_argument("--stall-at", type=int)
@@ -143,8 +151,10 @@ def main() -> None:
     parser.add_argument("--hold", action="store_true")
     options = parser.parse_args()
     rank = Rank(options.folder, options.count)
-    say("ready")
     graph = rank.capture() if options.graph else None
+    say("ready")
+    while options.gate and not (options.folder / "open").exists():
+        time.sleep(0.02)
     number = 0
     while options.iterations is None or number < options.iterations:
         if number == options.skip_at:
@@ -175,7 +185,7 @@ def main() -> None:
         say(f"iteration {number} at {time.monotonic():.6f}")
     if options.hold:
         time.sleep(3600)
-    must(rank.nccl.ncclCommDestroy(rank.comm), "ncclCommDestroy")
+    rank.end(graph)
     say("done")
 
 
