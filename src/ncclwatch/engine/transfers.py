@@ -339,7 +339,7 @@ class Compared:
         t, found = self.transfers, np.zeros(len(rows), np.bool_)
         waiting, sends = np.flatnonzero(shows == PLACE_OF[Why.GPU_NOT_READY]), np.flatnonzero(t.begun & t.sends)
         columns: tuple[Column, ...] = (t.group, t.channel, t.rank, t.peer, t.op_count)
-        own = matching(*([one[chosen] for one in columns] for chosen in (rows[waiting], sends)))
+        own = matching([one[rows[waiting]] for one in columns], [one[sends] for one in columns])
         for place, send in zip(waiting[own >= 0].tolist(), sends[own[own >= 0]].tolist(), strict=True):
             row, produced = int(rows[place]), int(t.produced[send])
             found[place] = t.is_parents(row) and UNKNOWN < produced <= int(t.received[row])
