@@ -35,6 +35,8 @@ MOST_STEPS = 4000
 end.
 """
 MOST_FILES = 256
+_DAMAGE = (sqlite3.Error, OSError, UnicodeDecodeError)
+"""What a damaged file raises; the last for text, and for a message of SQLite's with text in it, that is no UTF-8."""
 NEEDED = ("start", "end", "deviceId", "streamId", "shortName")
 
 
@@ -70,7 +72,7 @@ class Nsys(Format):
         try:
             with closing(_open(path)) as database:
                 names = _tables(database)
-        except (sqlite3.Error, OSError):
+        except _DAMAGE:
             return False
         return STRINGS in names and any(name.startswith(("CUPTI_", "TARGET_INFO_", "NVTX_")) for name in names)
 
@@ -88,10 +90,8 @@ def _job(folder: Path, files: Sequence[Path]) -> Ingested:
     for file in files[:MOST_FILES]:
         try:
             processes += _read(file, problems)
-        except sqlite3.Error as error:
-            problems.append(f"{clean(str(file), 200)}: {clean(str(error), 160)}")
-        except OSError as error:
-            problems.append(f"{clean(str(file), 200)}: {error.strerror or 'cannot be read'}")
+        except _DAMAGE as error:
+            problems.append(f"{clean(str(file), 200)}: {clean(getattr(error, 'strerror', None) or str(error), 160)}")
     if not processes:
         raise IngestError(problems[0] if problems else "no NCCL kernel", "export with `nsys export --type sqlite`, CUDA traced")
     ranks, told = _ranks(processes)
