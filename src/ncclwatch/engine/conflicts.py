@@ -1,7 +1,7 @@
 """Ranks of a job that runs which called something else than their peers: NCCL compares nothing, and the results are wrong.
 
-Nothing stands still that would vouch for it: ranks are lined up by counts that need no guess, and agree nowhere better. They agree
-before and after; or they never do again, and call what nobody else calls, in whatever place.
+Nothing stands still that would vouch for it: ranks are lined up by counts that need no guess, and agree nowhere better. They
+agree before and after; or they never do again, and call what nobody else calls, in whatever place.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def _conflict(
     first, last = int(at[0]), int(at[-1])
     since = len(sequences) - first
     alike = since - len(at) >= ALIKE and 2 * len(at) < since and bool(entries.aligned[part].all())
-    if not (alike or _is_throughout(signatures, usual, first)) or any(_is_moved(own[first:], usual[first:]) for own in signatures[odd.any(axis=1)]):
+    moved = (_is_moved(own[first:], usual[first:]) for own in signatures[odd.any(axis=1)])
+    if not (alike or _is_throughout(signatures, usual, first)) or any(moved):
         return None
     sequence, wrong, right = int(sequences[last]), part[odd[:, last]].tolist(), part[~odd[:, last]][:1].tolist()
     called = {entry: made for entry in (*wrong, *right) if (made := entries.signature(entry, sequence)) is not None}
