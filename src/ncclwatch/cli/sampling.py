@@ -52,11 +52,16 @@ class Watch:
         for watched in list(self.watched):
             error = watched.look()
             if error is not None:
-                self.problems.append(Problem(f"pid {watched.pid}", watched.pid, error))
+                self._note(Problem(f"pid {watched.pid}", watched.pid, error))
                 # Readable before and not now (a torn moment) is kept for the next round; never readable is given up.
                 if watched.last is None:
                     self.watched.remove(watched)
         return [watched.last for watched in self.watched if watched.last is not None]
+
+    def _note(self, problem: Problem) -> None:
+        """Keep a problem, of several rounds once."""
+        if all(problem.line != known.line for known in self.problems):
+            self.problems.append(problem)
 
     def series(self) -> list[Sequence[ProcessSample]]:
         """Everything read: one sequence of samples, in time order, per rank."""
