@@ -209,8 +209,11 @@ def cycle(case: Case) -> Iterator[Hypothesis]:
     sinks = [sink for sink in ends.cycles if _is_of_orders(job, sink)]
     inside = [wait for sink in sinks or ends.cycles for wait in sink.inside]
     if not sinks:
-        # Beside a rank that has nothing open, a cycle inside one operation is where those wait of whom nothing is seen.
-        if ends.cycles and all(sink.stalls for sink in (*ends.ranks, *ends.beside_absent)):
+        # Beside a rank that has nothing open, a cycle inside one operation is where those wait of whom nothing is seen. One that
+        # no GPU has begun was called ahead: its ranks wait in something else, and other ends are no less the cause.
+        alone = not (ends.ranks or ends.beside_absent or ends.links)
+        begun = any(is_begun(job, wait) for wait in inside)
+        if ends.cycles and (begun or alone) and all(sink.stalls for sink in (*ends.ranks, *ends.beside_absent)):
             yield nobody(Cause.CYCLE_IN_OPERATION, wait_facts(inside))
         return
     members = {node.index for sink in sinks for node in sink.nodes if isinstance(node, RankNode)}
