@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from ncclwatch.engine.call_order import deviation_facts, find_alone_in_deviating, find_deviations
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, caller, naming, observed, peers
+from ncclwatch.engine.connections import beside_unobserved
 from ncclwatch.engine.edges import told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode
 from ncclwatch.engine.evidence.calls import Disagreement, operation_of
-from ncclwatch.engine.explain_waits import beside_unobserved, ends_of
 from ncclwatch.engine.job import Group
 from ncclwatch.engine.redraw import before_is_open
 from ncclwatch.engine.stated import SHOWN
@@ -70,7 +70,7 @@ def counts_differ(case: Case) -> Iterator[Hypothesis]:
     """NCCL's counts of each collective contradict each other; where neither a vote nor a pattern tells which, all are named."""
     if not case.waits.open:
         return
-    ends = ends_of(case)
+    ends = case.waits.ends
     at_ends = {node for sink in (*ends.cycles, *ends.ranks, *ends.beside_absent) for node in sink.nodes}
     at_ends |= {wait.waiter for sink in (*ends.unseen, *ends.links) for wait in sink.waits}
     indices = {node.index for node in at_ends if isinstance(node, RankNode)}

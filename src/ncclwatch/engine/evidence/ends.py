@@ -17,7 +17,6 @@ from ncclwatch.engine.connections import (
     CONNECTION_SLOTS,
     RING_ENDS_RECEIVING,
     Ring,
-    amid_rings,
     hidden_on,
     is_ring,
     memory_of,
@@ -136,9 +135,8 @@ class _Inside:
     """The connections inside the nodes of one job."""
 
     def __init__(self, case: Case) -> None:
-        self.job, self.transfers, self.compared = case.job, case.transfers, case.transfers.compared
+        self.case, self.job, self.transfers, self.compared = case, case.job, case.transfers, case.transfers.compared
         self._rings = cache(lambda number: rings_inside(case.job.groups[number]))
-        self._amid = cache(partial(amid_rings, case.job))
         self._empty: set[ConnectionKey] = set()
         """What is known to have been read to the end by who waits for more."""
         waiting = self.transfers.owner[self.compared.rows[~self.compared.showing(*Stall)]]
@@ -246,7 +244,7 @@ class _Inside:
                 return
             member, doubtful = group.members[at.rank][0], weak if back else fewest is not None and at.written == fewest
             # A GPU that is amid an operation elsewhere has not begun the one it has written nothing of.
-            if back or not doubtful or member.index not in self._amid():
+            if back or not doubtful or member.index not in self.case.amid:
                 yield from self._nothing_written(group, member, at.source, Strength.LIKELY if doubtful else Strength.PROVEN)
             at = ring.get(at.ring.prev if back else at.ring.next)
 

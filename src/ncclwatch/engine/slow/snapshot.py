@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.case import Case
-from ncclwatch.engine.connections import amid_rings, laggards
+from ncclwatch.engine.connections import laggards
 from ncclwatch.engine.edges import PROXY_STALLS, Wait, Why
 from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.graph import Waits, victims_of
@@ -130,7 +130,8 @@ def take_look(
 
     ``near_s``: samples of two processes less than that apart are of one moment.
     """
-    everything = Case(job).waits
+    case = Case(job)
+    everything = case.waits
     orders = (order_of(m.info.host, m.info.pid) if order_of is not None else None for m in job.members)
     kernels = {member.index: read_kernels(job, member, order) for member, order in zip(job.members, orders, strict=True)}
     # Nobody is held up in a ring through shared memory of which nothing shows that it has begun it.
@@ -146,7 +147,7 @@ def take_look(
         else:
             doubtful.add(wait.waiter)
     edges += awaited_inside(job, order_of) if order_of is not None else ()
-    waits, inside = Waits(job, everything.nodes, edges, [everything.stalls]), amid_rings(job)
+    waits, inside = Waits(job, everything.nodes, edges, [everything.stalls]), case.amid
     # Ranks in a cycle hold each other up.
     sinks = [
         (sink, victims_of([sink]) | {node.index for node in sink.nodes if sink.is_cycle and isinstance(node, RankNode)})
