@@ -333,11 +333,6 @@ class Case:
         """Indices of the processes that are amid an operation in a ring inside their node. O(connections)."""
         return amid_rings(self.job)
 
-    @property
-    def sinks(self) -> list[Sink]:
-        """Where the waits end, of the graph as it is now."""
-        return self.waits.sinks
-
     @cached_property
     def findings(self) -> dict[int, CallsFinding]:
         """What the calls plane says of each communicator of the job; empty without one."""

@@ -226,7 +226,8 @@ class Places:
         # A wait that is merely possible counts only where nothing else leaves the node. Proven and likely ones are followed
         # alike: of two operations that a rank has open, the one of which more is proven need not come first.
         followed, possible = ~np.isin(edges, list(graph.retracted)), graph.waits.possible[edges]
-        followed &= ~possible | ~np.isin(self._waiters, self._waiters[followed & ~possible])
+        if possible.any():
+            followed &= ~possible | ~np.isin(self._waiters, self._waiters[followed & ~possible])
         self.edges, self.waiters, self.targets = edges[followed], self._waiters[followed], self._targets[followed]
         self._reached: tuple[list[int], set[int]] = [], set()
 

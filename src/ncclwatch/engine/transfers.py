@@ -43,7 +43,8 @@ def numbered(columns: Sequence[Column]) -> Column:
 def _mixed(columns: Sequence[Column]) -> Column:
     mixed, size = np.zeros(len(columns[0]), np.int64), 1
     for values in columns if len(mixed) else ():
-        own, low, span = values, int(values.min()), int(values.max()) - int(values.min()) + 1
+        own, low = values, int(values.min())
+        span = int(values.max()) - low + 1
         if size * span > WIDEST:
             mixed, own = _dense(mixed), _dense(values)
             size, low, span = int(mixed.max()) + 1, 0, int(own.max()) + 1
@@ -62,6 +63,13 @@ def matching(wanted: Sequence[Column], among: Column) -> Column:
     order = np.append(np.argsort(mixed[:size], kind="stable"), -1)
     places = np.searchsorted(mixed[order[:-1]], mixed[size:])
     return np.where(mixed[order[places]] == mixed[size:], order[places], -1)
+
+
+def _has_one(numbers: Column, chosen: Flags) -> Flags:
+    """For each row whether any of the ``chosen`` has its number; these are from 0 on."""
+    found = np.zeros(int(numbers.max(initial=-1)) + 1, np.bool_)
+    found[numbers[chosen]] = True
+    return found[numbers]
 
 
 class Places:
@@ -182,7 +190,7 @@ class Transfers:
             self._begun[side] = Places(self.connection[rows], rows, count)
         ring, operation = numbered((group, channel, rank)), numbered((group, channel, rank, op_count))
         receives = ~sends & (point_to_point == 0)
-        self.receiving: Flags = (np.isin(ring, ring[receives & idle]) | np.isin(operation, operation[receives]))[:size]
+        self.receiving: Flags = (_has_one(ring, receives & idle) | _has_one(operation, receives))[:size]
         """Whether the rank has the receive of the same operation open on the channel, or that of any collective queued."""
 
     def unfinished(self, side: Direction) -> Column:

@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from ncclwatch.engine.graph import components, final_components, adjacency, reaching
+from ncclwatch.engine.graph import adjacency, components, final_components, reaching
 
 
 @pytest.mark.parametrize("seed", range(20))

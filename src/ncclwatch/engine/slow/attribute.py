@@ -20,6 +20,7 @@ from ncclwatch.engine.slow.findings import FEWEST_PAST, Context, Finding, Kind
 from ncclwatch.engine.slow.profile import OWN, LinkKey, Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace, Part
 from ncclwatch.engine.slow.terms import NETWORKS, RANKS, TERMS, CandidateKind, Members, Terms, measure
+from ncclwatch.gc_pause import collector_at_rest
 
 HOSTLY, KERNELLY = 0.3, 0.8
 """Parts of the waits for a rank that make it its host thread (which shows as the GPU while anything is queued), or its kernel
@@ -39,6 +40,7 @@ class Named(NamedTuple):
     chance: float
 
 
+@collector_at_rest()
 def find(profile: Profile, context: Context) -> list[Finding]:
     """Culprits; empty where nobody is likely enough. Of several each holds the job up, with one probability."""
     if profile.looks < FEWEST_PAST:

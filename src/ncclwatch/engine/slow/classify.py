@@ -122,7 +122,7 @@ def running_part(profile: Profile) -> Shares:
 def short_of_cpu(profile: Profile, before: Profile | None) -> NDArray[np.bool_]:
     """Ranks that lack CPUs now and did not before, or, without a past, that lack them badly."""
     wait = np.nan_to_num(profile.cpu_wait)
-    past = before.of(profile.processes, running_part(before)) if before is not None else np.full(len(wait), np.nan)
+    past = running_part(before) if before is not None else np.full(len(wait), np.nan)
     fell = (wait >= LEAST_WAIT) & (running_part(profile) < FELL * past)
     return np.where(np.isnan(past), wait >= HEAVY_WAIT, fell)
 
@@ -130,7 +130,7 @@ def short_of_cpu(profile: Profile, before: Profile | None) -> NDArray[np.bool_]:
 def held_back_alone(profile: Profile, context: Context) -> NDArray[np.bool_]:
     """Ranks that a CPU limit holds back now (``HELD_TIMES`` as much as before) and does not hold most others back."""
     held, before = np.nan_to_num(profile.held_back), context.before
-    past = np.nan_to_num(before.of(profile.processes, before.held_back, 0.0)) if before is not None else 0.0
+    past = np.nan_to_num(before.held_back) if before is not None else 0.0
     usual = np.maximum(past, np.quantile(held, 0.5, method="lower"))
     return np.asarray((held >= HELD_BACK) & (held >= HELD_TIMES * usual), np.bool_)
 

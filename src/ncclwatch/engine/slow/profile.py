@@ -54,11 +54,6 @@ class Profile:
     held_back: Shares = field(default_factory=lambda: np.zeros(0))
     limits: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    def of(self, processes: Sequence[ProcessKey], values: Shares, missing: float = np.nan) -> Shares:
-        """Values of this profile's processes for others, in their order; ``missing`` for those it does not know."""
-        known = dict(zip(self.processes, values.tolist(), strict=True))
-        return np.array([known.get(process, missing) for process in processes], np.float64)
-
     def own(self) -> Shares:
         """Share of the job's time spent waiting for each rank's own work."""
         return sum((self.hold[part] for part in OWN), np.zeros(len(self.processes)))

@@ -187,7 +187,7 @@ def _usual(profile: Profile, context: Context) -> NDArray[np.float64]:
     before = context.past
     if before is None:
         return np.tile(ASSUMED, (len(profile.processes), 1))
-    past = np.stack([before.of(profile.processes, column, 0.0) for column in _counts(before).T], axis=1)
+    past = _counts(before)
     mean = _mean_of_peers(past, context.alike if context.alike is not None else context.equal)
     shares: NDArray[np.float64] = (past + FEWEST_PAST * mean) / (past.sum(axis=1, keepdims=True) + FEWEST_PAST)
     return shares
@@ -226,7 +226,7 @@ def _excesses(profile: Profile, context: Context, lost: float) -> dict[str, Shar
 
     def grown(of: Callable[[Profile], Shares]) -> Shares:
         """Beyond its own past, where it has one."""
-        before = past.of(profile.processes, of(past)) if past is not None else nothing
+        before = of(past) if past is not None else nothing
         return of(profile) - np.where(np.isfinite(before), before, 0.0)
 
     return {
@@ -348,8 +348,7 @@ def _ends(profile: Profile, context: Context, kept: float) -> Ends:
 
     own, proxy, link = now = profile.own(), profile.hold[Part.PROXY], by_link(profile.links)
     if before is not None:
-        of_ranks = (before.of(profile.processes, held, 0.0) for held in (before.own(), before.hold[Part.PROXY]))
-        past = [kept * held for held in (*of_ranks, by_link(before.links))]
+        past = [kept * held for held in (before.own(), before.hold[Part.PROXY], by_link(before.links))]
     elif context.lost is not None:
         past = [np.zeros(len(held)) for held in now]
     else:  # beside its peers; without any nothing stands out
