@@ -129,6 +129,10 @@ class GpuJob:
     def iterations(self, rank: int) -> int:
         return sum(line.startswith("iteration ") for line in self.lines(rank))
 
+    def open_gate(self) -> None:
+        """Let ranks begin that were started with ``--gate``."""
+        (self.folder / "open").touch()
+
     def wait_line(self, rank: int, start: str, timeout: float = 90) -> None:
         self._wait(lambda: any(line.startswith(start) for line in self.lines(rank)), f"rank {rank} says {start!r}", timeout)
 

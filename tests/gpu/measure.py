@@ -1,4 +1,5 @@
-"""Measurements on a GPU machine: AllReduce with and without the shim, and with its sampler at full rate, paired by size.
+"""Measurements on a GPU machine: AllReduce with and without the shim, with its sampler at full rate, and watched by ``attach``
+without it; paired by size.
 
     python -m gpu.measure [--out FOLDER] [--pairs N] [--seconds S]     (PYTHONPATH=tests; `make gpu` runs it after the tests)
 
@@ -23,19 +24,23 @@ from gpu.gpujob import STANDIN, VERSION, GpuJob, missing
 from ncclwatch.target.devconn import counter_places
 from ncclwatch.target.frame import FrameFile, WantedWord
 from ncclwatch.target.session import TargetProcess
+from testbed.watcher import live
 
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24)
 """Elements of 4 bytes: 4 KiB to 64 MiB."""
 
-WAYS = ("shim", "shim, sampler at 1 kHz")
+WAYS = ("shim", "shim, sampler at 1 kHz", "attach")
 
 
 def per_second(count: int, seconds: float, way: str | None) -> float:
     """AllReduces a second of two ranks that share the GPU."""
     burst = 20 if count <= 1 << 20 else 4
     arguments = ["--count", str(count), "--burst", str(burst)]
-    with GpuJob(2, arguments, shim=way is not None) as job, ExitStack() as stack:
+    with GpuJob(2, arguments, shim=way in WAYS[:2]) as job, ExitStack() as stack:
         job.wait_iterations(3)
+        if way == WAYS[2]:
+            watcher = stack.enter_context(live("--pid", ",".join(map(str, job.pids))))
+            watcher.wait_for("rank", count=4)
         if way == WAYS[1]:
             for pid in job.pids:
                 target = stack.enter_context(TargetProcess.open(pid))

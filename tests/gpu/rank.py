@@ -2,8 +2,10 @@
 
     RANK=0 WORLD_SIZE=2 NCCL_LIBRARY=... CUDART_LIBRARY=... python rank.py RUN_DIR [--count N] [--iterations N] [--graph]
 
-Says a line for each iteration. ``--graph`` captures one AllReduce into a CUDA graph and replays it; ``--skip-at N`` stops calling
-NCCL after N iterations, as a rank that never enters; ``--hold`` stays after the last.
+Says a line for each iteration. ``--graph`` captures one AllReduce into a CUDA graph and replays it; ``--hold`` stays after the
+last. Faults: ``--skip-at N`` calls NCCL no more after N iterations, as a rank that never enters; ``--omit N`` leaves one
+iteration out; ``--stall-at N`` puts a kernel that does not end before the next AllReduce; ``--late-ms M`` sleeps before each,
+and ``--slow-ms M`` longer from iteration ``--slow-at N`` on.
 """
 
 from __future__ import annotations
@@ -17,6 +19,22 @@ from pathlib import Path
 FLOAT32, SUM = 7, 0
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
 CAPTURE_GLOBAL = 0
+SPIN = b"""
+.version 7.0
+.target sm_50
+.address_size 64
+.visible .entry spin()
+{
+    .reg .u64 %now;
+    .reg .pred %on;
+again:
+    mov.u64 %now, %globaltimer;
+    setp.ne.u64 %on, %now, 0;
+    @%on bra again;
+    ret;
+}
+"""
+"""A kernel that runs until its process ends: the driver compiles it (PTX ISA, 9.7.12 and 10.24)."""
 
 
 class UniqueId(ctypes.Structure):
@@ -80,6 +98,14 @@ class Rank:
         size = ctypes.c_size_t(self.count)
         must(self.nccl.ncclAllReduce(self.buffer, self.buffer, size, FLOAT32, SUM, self.comm, self.stream), "ncclAllReduce")
 
+    def stall(self) -> None:
+        """One kernel of one thread on the stream that never ends."""
+        driver = ctypes.CDLL("libcuda.so.1")
+        module, spin, none = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        must(driver.cuModuleLoadData(ctypes.byref(module), SPIN), "cuModuleLoadData")
+        must(driver.cuModuleGetFunction(ctypes.byref(spin), module, b"spin"), "cuModuleGetFunction")
+        must(driver.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, self.stream, none, none), "cuLaunchKernel")
+
     def synchronize(self) -> None:
         """Wait for the stream."""
         must(self.cuda.cudaStreamSynchronize(self.stream), "cudaStreamSynchronize")
@@ -91,8 +117,15 @@ class Rank:
         self.all_reduce()
         time.sleep(0.2)  # a sampler at a kilohertz runs through it many times
         must(self.cuda.cudaStreamEndCapture(self.stream, ctypes.byref(graph)), "cudaStreamEndCapture")
-        must(self.cuda.cudaGraphInstantiateWithFlags(ctypes.byref(made), graph, ctypes.c_ulonglong(0)), "cudaGraphInstantiate")
+        must(self.cuda.cudaGraphInstantiate(ctypes.byref(made), graph, ctypes.c_ulonglong(0)), "cudaGraphInstantiate")
+        must(self.cuda.cudaGraphDestroy(graph), "cudaGraphDestroy")
         return made
+
+    def end(self, graph: ctypes.c_void_p | None) -> None:
+        """Graph first: NCCL ends no communicator that one still refers to (commDestroySync, init.cc of 2.27.5)."""
+        if graph is not None:
+            must(self.cuda.cudaGraphExecDestroy(graph), "cudaGraphExecDestroy")
+        must(self.nccl.ncclCommDestroy(self.comm), "ncclCommDestroy")
 
 
 def say(text: str) -> None:
@@ -108,17 +141,36 @@ def main() -> None:
     parser.add_argument("--iterations", type=int)
     parser.add_argument("--burst", type=int, default=1, help="AllReduces between two waits")
     parser.add_argument("--graph", action="store_true")
+    parser.add_argument("--gate", action="store_true", help="begin when the folder has a file named open")
     parser.add_argument("--skip-at", type=int)
+    parser.add_argument("--omit", type=int)
+    parser.add_argument("--stall-at", type=int)
+    parser.add_argument("--late-ms", type=float, default=0.0)
+    parser.add_argument("--slow-at", type=int)
+    parser.add_argument("--slow-ms", type=float, default=0.0)
     parser.add_argument("--hold", action="store_true")
     options = parser.parse_args()
     rank = Rank(options.folder, options.count)
-    say("ready")
     graph = rank.capture() if options.graph else None
+    say("ready")
+    while options.gate and not (options.folder / "open").exists():
+        time.sleep(0.02)
     number = 0
     while options.iterations is None or number < options.iterations:
         if number == options.skip_at:
             say("skips")
             time.sleep(3600)
+        if number == options.omit:
+            say(f"iteration {number} is left out")
+            number += 1
+            continue
+        if number == options.stall_at:
+            rank.stall()
+            say("stalls")
+        if number == options.slow_at:
+            options.late_ms += options.slow_ms
+            say("slows")
+        time.sleep(options.late_ms / 1e3)
         if number % 50 == 0:
             rank.fill(1.0)  # sums would leave the range of the type
         for _ in range(options.burst):
@@ -133,7 +185,7 @@ def main() -> None:
         say(f"iteration {number} at {time.monotonic():.6f}")
     if options.hold:
         time.sleep(3600)
-    must(rank.nccl.ncclCommDestroy(rank.comm), "ncclCommDestroy")
+    rank.end(graph)
     say("done")
 
 

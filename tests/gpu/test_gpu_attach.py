@@ -47,6 +47,7 @@ def test_a_frozen_rank_on_a_real_gpu_is_named(tmp_path: Path) -> None:
         for rank in range(2):
             # Before 2.30 two ranks may share a GPU only as different hosts.
             own = {"RANK": str(rank), "WORLD_SIZE": "2", "MEETING": str(tmp_path / "meeting"), "NCCL_HOSTID": f"host{rank}"}
+            own |= {"NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
             child = subprocess.Popen([sys.executable, "-c", JOB], env=os.environ | own, stdout=subprocess.PIPE, text=True)
             stack.callback(child.wait)
             stack.callback(child.kill)

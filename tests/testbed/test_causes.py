@@ -7,14 +7,15 @@ docs/knowledge.md names the test that plays them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from testbed.cpu_share import CpuShare, can_limit
-from testbed.job import Job
+from testbed.job import Job, Transport
 from testbed.watcher import live, pids, run
 
 pytestmark = pytest.mark.attach
@@ -37,6 +38,13 @@ ENDS: dict[str, tuple[Callable[[Job, Path], None], str]] = {
 TRAINING = ("--tp", "2", "--micro-batches", "2", "--layers", "1", "--forward-us", "20000", "--gradients", "65536")
 ROOM, SHARE = 4.0, 0.03
 """Of a processor: a limit that holds nobody back, and one by which an iteration takes several times as long."""
+CROWD = 40
+"""Threads that share one processor: what each gets of it is as little as :data:`SHARE`."""
+FEW_CPUS: dict[str, tuple[tuple[int, ...], Transport, tuple[int, ...] | None]] = {
+    "one rank": ((VICTIM,), "shm", None),
+    "ranks of a host": ((0, 1), "mixed", (2, 2)),
+}
+"""Who is left with one processor, and what joins the ranks."""
 HEALTHY = 30
 """Iterations by which a watcher knows what is usual."""
 
@@ -87,6 +95,37 @@ def test_how_a_rank_ended_is_the_cause(tmp_path: Path, fault: str) -> None:
         begin(running, tmp_path / "fault")
         verdict = watcher.wait_for("verdict")["verdict"]
         check(verdict, row)
+
+
+def bind(running: Job, ranks: Sequence[int], cpu: int) -> None:
+    """All threads of these ranks may run on one processor only, and so may those that they start."""
+    for rank in ranks:
+        for thread in Path(f"/proc/{running.pid(rank)}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {cpu})
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors, of which one can be left to others")
+@pytest.mark.parametrize(("victims", "transport", "hosts"), FEW_CPUS.values(), ids=FEW_CPUS)
+def test_fewer_cpus_are_the_cause_of_slow_ranks(
+    tmp_path: Path, victims: tuple[int, ...], transport: Transport, hosts: tuple[int, ...] | None
+) -> None:
+    """A CPU set that becomes too small for the threads in it, while the peers keep theirs."""
+    file = tmp_path / "fault"
+    extra = (*TRAINING, "--fault", f"load:rank={victims[-1]},at=0,threads={CROWD},when={file}")
+    with (
+        Job("2.27.5", 4, "training", transport, hosts=hosts, count=4096, extra=extra) as running,
+        live(*pids(running)) as watcher,
+    ):
+        watcher.wait_for("rank", count=8)
+        running.wait_progress(HEALTHY, timeout=120)
+        assert not watcher.of("verdict")
+        bind(running, victims, min(os.sched_getaffinity(0)))
+        strike(file)
+        found = watcher.wait_for("verdict", timeout=120)["verdict"]
+    assert {one["rank"] for one in found["culprits"]} <= set(victims), found
+    # That threads want CPUs may be plain as well: then that comes first, and beside it that the set is small.
+    assert found["knowledge"][0]["row"] in ("cpu-set", "cpu-contention"), found["knowledge"]
+    assert any("CPUs it may use: 1; of most peers" in line for line in found["differences"]), found
 
 
 @pytest.mark.skipif(not can_limit(), reason="needs root and a cgroup hierarchy with a processor controller")

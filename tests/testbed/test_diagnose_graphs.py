@@ -138,6 +138,21 @@ def test_a_gpu_that_stalls_over_nvlink_is_named_with_the_shim(shape: str) -> Non
     assert not any("P2P/NVLink" in line for line in said["unobserved"]), said
 
 
+@pytest.mark.skipif(not has_secret_memory(), reason="no secret memory (memfd_secret)")
+def test_a_gpu_that_has_not_begun_is_named_by_the_shim_where_no_counter_tells() -> None:
+    """LL128 counts nothing that lies unread: that the GPUs of the others are in what this one has not begun is all there is."""
+    env = {"NCCL_PROFILER_PLUGIN": str(build_shim()), "LD_PRELOAD": str(build_driver())}
+    extra = ("--fault", f"stall_gpu:rank={VICTIM},at=20", "--compute-us", "100000")
+    with Job("2.27.5", 4, "allreduce", "p2p", count=20_000, protocol="LL128", extra=extra, env=env, wait_for="nothing") as job:
+        job.wait_line(VICTIM, "gpu stalled between", 60)
+        wait_until_it_stands(job, creation=False)
+        command = [sys.executable, "-m", "ncclwatch", "diagnose", "--json", *map(str, job.pids)]
+        said = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=120).stdout)
+    assert said["class"] == "not-entered", said
+    assert [culprit["rank"] for culprit in said["culprits"]] == [VICTIM], said
+    assert any("whose GPU has not begun it" in line for line in said["evidence"]), said
+
+
 SERVING = ("--layers", "2", "--pause-us", "5000", "--prefill-every", "8")
 
 

@@ -60,7 +60,9 @@ class OrderDesk:
         elif not self.collector.order(Order(order.number, pids, SECONDS, share)):
             why = "no work requests can be counted here"
         if why and not probes:
-            return self._refuse(order, why)
+            # Where nothing can be counted, the plane has said so already when it began.
+            told = self._refuse(order, why)
+            return told if share <= 0 else ""
         self._last = now
         self.taken += 1
         if why:

@@ -74,6 +74,7 @@ class Why(StrEnum):
     EMPTY = "which has written nothing more for it"
     FULL = "which does not consume what was written for it"
     NOT_CALLED = "which has not called it"
+    GPU_NOT_BEGUN = "whose GPU has not begun it"
     NO_MESSAGE = "which has not called the other half of it"
     BROKEN = "whose connection is broken: NCCL has dropped the receive"
     DROPPED = "in an operation that shows no more: NCCL drops the transfers with a rank that has ended"

@@ -112,6 +112,8 @@ def _cause(case: Case, member: Member, sink: Sink) -> Cause:
         return Cause.PROXY_STALLED
     if Stall.FLUSH in stalls:
         return Cause.FLUSH
+    if sink.waits and all(wait.why is Why.GPU_NOT_BEGUN for wait in sink.waits):
+        return Cause.GPU_NOT_BEGUN
     if not stalls:
         return Cause.PROXY_NOT_BEGUN if all(wait.why is Why.NOT_BEGUN for wait in sink.waits) else Cause.NOT_ENTERED
     gpu = gpu_state(case.job, member, sink.stalls[0].key.group)

@@ -222,6 +222,13 @@ class Transfers:
         """What each unfinished end shows. O(transfers), once."""
         return Compared(self)
 
+    def is_parents(self, row: int) -> bool:
+        """Whether the peer of a row is its rank's parent in a tree."""
+        rank, channel = int(self.rank[row]), int(self.channel[row])
+        own = self.group_of(row).members.get(rank)
+        parents = {ring.channel: ring.parent for ring in own[1].rings} if own is not None else {}
+        return self.operation_of(row).algorithm == "Tree" and parents.get(channel) == int(self.peer[row])
+
     def key(self, row: int) -> ConnectionKey:
         """The connection of a row."""
         rank, peer = int(self.rank[row]), int(self.peer[row])
@@ -266,6 +273,7 @@ class Compared:
         queued = ready, np.full(len(ready), PLACE_OF[Stall.PROXY_NOT_BEGUN]), np.full(len(ready), NOBODY)
         parts = self._senders(t.unfinished(Direction.SEND)), self._receivers(t.unfinished(Direction.RECV)), queued
         rows, shows, other = map(np.concatenate, zip(*parts, strict=True))
+        shows[self._own_doing(rows, shows)] = NOTHING
         order = np.lexsort((rows, ~t.sends[rows]))
         order = order[shows[order] != NOTHING]
         self.rows, self.shows, self.other = rows[order], shows[order], other[order]
@@ -331,6 +339,19 @@ class Compared:
         )
         self._look_closer(rows, steps, shows)
         return rows, shows, other
+
+    def _own_doing(self, rows: Column, shows: Column) -> Flags:
+        """Waits in a tree for what the parent has to send down, of ranks that have not sent up their own part of it: a tree adds
+        up towards its root before it sends the sum down (``runTreeUpDown`` and ``runTreeSplit``, src/device/all_reduce.h).
+        """
+        t, found = self.transfers, np.zeros(len(rows), np.bool_)
+        waiting, sends = np.flatnonzero(shows == PLACE_OF[Why.GPU_NOT_READY]), np.flatnonzero(t.begun & t.sends)
+        columns: tuple[Column, ...] = (t.group, t.channel, t.rank, t.peer, t.op_count)
+        own = matching([one[rows[waiting]] for one in columns], [one[sends] for one in columns])
+        for place, send in zip(waiting[own >= 0].tolist(), sends[own[own >= 0]].tolist(), strict=True):
+            row, produced = int(rows[place]), int(t.produced[send])
+            found[place] = t.is_parents(row) and UNKNOWN < produced <= int(t.received[row])
+        return found
 
     def _look_closer(self, rows: Column, steps: Column, shows: Column) -> None:
         shows[(shows == MISSING) & (self.transfers.peer_index[rows] < 0)] = PLACE_OF[Why.UNOBSERVED]

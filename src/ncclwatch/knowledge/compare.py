@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from ncclwatch.knowledge.rows import release_text
 from ncclwatch.model.state import ProcessSample
@@ -17,7 +18,14 @@ from ncclwatch.text import bus_text, clean, ranges
 UNSET = "not set"
 OWN = ("CUDA_VISIBLE_DEVICES",)
 """Settings that each rank has of its own: their values are not compared."""
+CPUS = "CPUs it may use"
 MOST_PEERS, MOST_LINES, NAMED = 64, 8, 8
+
+
+class Differs(StrEnum):
+    """How a process differs from most of its peers, where rows of knowledge ask for it."""
+
+    FEWER_CPUS = "fewer CPUs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,7 @@ def facts(sample: ProcessSample) -> dict[str, str]:
     if traits is not None:
         found |= {
             "CUDA driver": traits.driver, "Python": traits.python, "machine": traits.machine, "kernel": traits.kernel,
-            "CPU model": traits.cpu_model, "CPUs it may use": _cpus(traits.cpus),
+            "CPU model": traits.cpu_model, CPUS: _cpus(traits.cpus), "CPUs of its control group": _cpus(traits.cpu_group),
             "CPU limit": f"{traits.cpu_quota:g} CPUs" if traits.cpu_quota is not None else "none",
             **_gpu(sample, traits), **_nics(traits.nics),
         }  # fmt: skip
@@ -131,21 +139,43 @@ def names(whose: Sequence[Who]) -> str:
     return shown + (f" and {len(whose) - NAMED} more" if len(whose) > NAMED else "")
 
 
-def of_culprit(culprit: ProcessSample, peers: Sequence[ProcessSample]) -> list[str]:
-    """In which things one process differs from what most of its peers have: a line each, at most :data:`MOST_LINES`.
+@dataclass(frozen=True, slots=True)
+class Unlike:
+    """One thing in which a process has not what most of its peers have: so many of so many ``peers`` of whom it is known."""
 
-    Where the peers themselves are divided, nothing follows; more than half of those of whom it is known must agree.
+    what: str
+    own: str
+    most: str
+    alike: int
+    peers: int
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        return f"{self.what}: {clean(self.own, 80)}; of most peers ({self.alike} of {self.peers}): {clean(self.most, 80)}"
+
+    @property
+    def kind(self) -> Differs | None:
+        """What rows of knowledge call it."""
+        return Differs.FEWER_CPUS if self.what == CPUS and int(self.own) < int(self.most) else None
+
+
+def of_culprit(culprit: ProcessSample, peers: Sequence[ProcessSample]) -> list[Unlike]:
+    """In which things one process differs from what most of its peers have, at most :data:`MOST_LINES`.
+
+    Where the peers themselves are divided, nothing follows; more than half of them, of whom it is known, must agree.
     """
     step = max(len(peers) // MOST_PEERS, 1)
     others = list(peers[::step])[:MOST_PEERS]
     if len(others) < 2:
         return []
     place = culprit.process.host, culprit.process.pid
-    lines = []
+    found = []
     for one in differences([culprit, *others]):
-        most, whose = one.values[0]
         own = next((value for value, who in one.values if any((w.host, w.pid) == place for w in who)), None)
-        known = sum(len(who) for _, who in one.values)
-        if own is not None and own != most and 2 * len(whose) >= known:
-            lines.append(f"{one.what}: {clean(own, 80)}; of most peers ({len(whose)} of {known - 1}): {clean(most, 80)}")
-    return lines[:MOST_LINES]
+        of_peers = [(value, sum((w.host, w.pid) != place for w in who)) for value, who in one.values]
+        most, alike = max(of_peers, key=lambda held: held[1])
+        known = sum(number for _, number in of_peers)
+        if own is not None and own != most and 2 * alike > known:
+            found.append(Unlike(one.what, own, most, alike, known))
+    return found[:MOST_LINES]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ncclwatch.engine.case import Cause
 from ncclwatch.engine.slow.findings import Kind
-from ncclwatch.knowledge.compare import of_culprit
+from ncclwatch.knowledge.compare import Differs, Unlike, of_culprit
 from ncclwatch.knowledge.rows import Pattern, Release, Row, rows
 from ncclwatch.knowledge.tickets import Processes, by_place, ticketed
 from ncclwatch.model.failure import Place
@@ -51,10 +51,11 @@ class Seen:
 
 
 def seen(
-    verdict: Verdict, releases: Iterable[Release] = (), arch: str = "", settings: Iterable[str] = (), within: Iterable[str] = ()
-) -> Seen:
+    verdict: Verdict, releases: Iterable[Release] = (), arch: str = "", settings: Iterable[str] = (), within: Iterable[str] = (),
+    differs: Iterable[str] = (),
+) -> Seen:  # fmt: skip
     """The typed things of a verdict. ``settings``: ``NCCL_NAME=value`` of the processes it is about, ``within``: what NCCL's own
-    state says in them.
+    state says in them, ``differs``: how culprits differ from their peers.
     """
     causes = {label for culprit in verdict.culprits if (label := cause_of(culprit.reason))} | set(_of_nobody(verdict))
     links = [link for link in (verdict.link, *(culprit.link for culprit in verdict.culprits)) if link is not None]
@@ -72,6 +73,7 @@ def seen(
         "arch": {arch} if arch else set[str](),
         "setting": set(settings),
         "inside": set(within),
+        "differs": set(differs),
         "failure": {str(one.kind) for one in verdict.failures if one.place in (Place.FIRST, Place.PERHAPS)},
     }
     ranks = verdict.communicator.nranks if verdict.communicator else 0
@@ -101,12 +103,13 @@ def fitting(what: Seen, table: Iterable[Row] | None = None) -> list[Row]:
 
 
 def advised(
-    verdict: Verdict, releases: Iterable[Release] = (), arch: str = "", settings: Iterable[str] = (), within: Iterable[str] = ()
-) -> Verdict:
+    verdict: Verdict, releases: Iterable[Release] = (), arch: str = "", settings: Iterable[str] = (), within: Iterable[str] = (),
+    differs: Iterable[str] = (),
+) -> Verdict:  # fmt: skip
     """The verdict with the rows that fit; one that accuses nobody of anything and knows no doubt carries none."""
     if verdict.verdict_class in (VerdictClass.RUNNING, VerdictClass.IDLE):
         return verdict
-    found = fitting(seen(verdict, releases, arch, settings, within))
+    found = fitting(seen(verdict, releases, arch, settings, within, differs))
     causes = [row for row in found if not row.defect]
     defects = [row for row in found if row.defect][:MOST_DEFECTS]
     place = _place(verdict)
@@ -144,8 +147,10 @@ def informed(verdict: Verdict, processes: Processes, nics: Iterable[NicRecord] =
     machines = {one.machine for one in traits}
     arch = machines.pop() if len(machines) == 1 else ""
     verdict = replace(verdict, evidence=tuple(dict.fromkeys((*verdict.evidence, *_inside_lines(named)))))
-    told = advised(ticketed(verdict, processes, nics), _releases(processes.values()), arch, settings, within)
-    return replace(told, differences=tuple(_differences(verdict, named, processes)))
+    unlike = [(culprit, _unlike(culprit, named, processes)) for culprit in named[:MOST_COMPARED]]
+    differs = {str(one.kind) for _, found in unlike for one in found if one.kind is not None}
+    told = advised(ticketed(verdict, processes, nics), _releases(processes.values()), arch, settings, within, differs)
+    return replace(told, differences=tuple(_differences(unlike)))
 
 
 def _inside_lines(named: Iterable[ProcessSample]) -> Iterator[str]:
@@ -155,16 +160,18 @@ def _inside_lines(named: Iterable[ProcessSample]) -> Iterator[str]:
         yield from (f"{name}, {words}" for _, words in islice(inside(sample), MOST_INSIDE))
 
 
-def _differences(verdict: Verdict, named: Sequence[ProcessSample], processes: Processes) -> Iterator[str]:
-    """How each culprit differs from the others of its communicators; of many culprits nothing is said."""
-    if len(named) > MOST_COMPARED:
-        return
-    for culprit in named:
-        hashes = {communicator.hash for communicator in culprit.communicators}
-        others = (one for one in processes.values() if all(one is not other for other in named))
-        peers = [one for one in others if not hashes.isdisjoint(communicator.hash for communicator in one.communicators)]
-        name = f"rank {culprit.process.rank}: " if len(named) > 1 and culprit.process.rank is not None else ""
-        yield from (f"{name}{line}" for line in of_culprit(culprit, peers))
+def _unlike(culprit: ProcessSample, named: Sequence[ProcessSample], processes: Processes) -> list[Unlike]:
+    """How a culprit differs from the others of its communicators."""
+    hashes = {communicator.hash for communicator in culprit.communicators}
+    others = (one for one in processes.values() if all(one is not other for other in named))
+    return of_culprit(culprit, [one for one in others if any(own.hash in hashes for own in one.communicators)])
+
+
+def _differences(unlike: Sequence[tuple[ProcessSample, Sequence[Unlike]]]) -> Iterator[str]:
+    """The same as lines, which name a culprit where there are several."""
+    for culprit, found in unlike:
+        name = f"rank {culprit.process.rank}: " if len(unlike) > 1 and culprit.process.rank is not None else ""
+        yield from (f"{name}{one.line}" for one in found)
 
 
 def _releases(samples: Iterable[ProcessSample]) -> frozenset[Release]:
@@ -260,6 +267,7 @@ def words_known() -> dict[str, frozenset[str]]:
         "doing": [doing for doing in Doing if doing is not Doing.UNKNOWN],
         "gpu": list(Trouble),
         "inside": list(Inside),
+        "differs": list(Differs),
         "failure": [kind for kind in FailureKind if kind is not FailureKind.ENDED],
         "transport": list(Transport),
         "arch": ["x86_64", "aarch64"],

@@ -32,6 +32,7 @@ LISTS = (
     "arch",
     "setting",
     "inside",
+    "differs",
     "failure",
 )
 """Keys of a pattern that list values, of which one must fit."""

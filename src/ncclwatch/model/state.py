@@ -104,11 +104,15 @@ class PeerInfo:
 
 @dataclass(frozen=True, slots=True)
 class ChannelRing:
-    """Neighbours of this rank in the ring of one channel (ranks of the communicator)."""
+    """Neighbours of this rank in the ring of one channel, and its parent in the channel's tree (ranks of the communicator).
+
+    ``parent`` is -1 for a tree's root, and where it was not read.
+    """
 
     channel: int
     prev: int
     next: int
+    parent: int = -1
 
 
 @dataclass(frozen=True, slots=True)

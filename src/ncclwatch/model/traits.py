@@ -1,4 +1,4 @@
-"""What does not change while a process lives and by which it may differ from its peers: place, settings, CPUs, GPUs, NICs."""
+"""By what a process may differ from its peers, and what hardly changes while it lives: place, settings, CPUs, GPUs, NICs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class Traits:
 
     ``node`` is the scheduler's name of the node, ``job`` the number of the Slurm job, ``namespace`` and ``pod`` of Kubernetes.
     ``settings`` are names and values of environment variables that steer NCCL, as they were at exec. ``cpus`` is the list of
-    CPUs it may run on, ``cpu_quota`` how many CPUs a limit gives it. ``machine`` is ``x86_64``.
+    CPUs it may run on, ``cpu_group`` that of its control group's CPU set, ``cpu_quota`` how many CPUs a limit gives it: as they
+    were when the first of them changed last. ``machine`` is ``x86_64``.
     """
 
     node: str = ""
@@ -43,6 +44,7 @@ class Traits:
     pod: str = ""
     settings: tuple[tuple[str, str], ...] = ()
     cpus: str = ""
+    cpu_group: str = ""
     cpu_quota: float | None = None
     machine: str = ""
     kernel: str = ""

@@ -19,6 +19,8 @@ from ncclwatch.target.maps import PROC, read_bounded, read_small
 GROUPS_EVERY_S = 5.0
 """A process is seldom moved from one group to another."""
 
+CONTROLLERS = ("cpu", "cpuset")
+"""Of which groups are looked up: limits on processor time, sets of CPUs."""
 _MAX_TEXT = 1 << 16
 _MAX_MOUNTS = 1 << 20
 _MAX_DEPTH = 32
@@ -68,24 +70,24 @@ class CpuLimits:
         return tuple(found)
 
 
-def group_folders(pid: int, proc: Path = PROC) -> list[Path]:
-    """The folder of the control group with the processor controller that a process is in, and those above it that are shown."""
-    place = _folder(pid, proc)
+def group_folders(pid: int, proc: Path = PROC, controller: str = "cpu") -> list[Path]:
+    """The folder of the control group with a controller that a process is in, and those above it that are shown."""
+    place = _folder(pid, proc, controller)
     if place is None:
         return []
     mount, path = place
     return [mount / group.relative_to("/") for group in [path, *path.parents][:_MAX_DEPTH]]
 
 
-def _folder(pid: int, proc: Path) -> tuple[Path, PurePosixPath] | None:
-    """Where the hierarchy with the processor controller is mounted, and the group of a process below it."""
+def _folder(pid: int, proc: Path, controller: str) -> tuple[Path, PurePosixPath] | None:
+    """Where the hierarchy with a controller is mounted, and the group of a process below it."""
     try:
         groups = read_bounded(proc / str(pid) / "cgroup", pid, _MAX_TEXT).decode("utf-8", "surrogateescape")
     except NcclwatchError:
         return None
     fields = (line.split(":", 2) for line in groups.splitlines())
     paths = {name: found[2] for found in fields if len(found) == 3 for name in found[1].split(",")}
-    controller = "cpu" if "cpu" in paths else ""
+    controller = controller if controller in paths else ""
     path = PurePosixPath(paths.get(controller, ""))
     if not path.is_absolute() or ".." in path.parts:
         return None
@@ -97,7 +99,7 @@ def _folder(pid: int, proc: Path) -> tuple[Path, PurePosixPath] | None:
 
 class _Mount(NamedTuple):
     controller: str
-    """``cpu``; empty for the newer interface, which has all."""
+    """One of :data:`CONTROLLERS`; empty for the newer interface, which has all."""
     root: str
     at: Path
 
@@ -117,6 +119,6 @@ def _mounts(proc: Path) -> tuple[_Mount, ...]:
             continue
         if kind[0] == "cgroup2":
             found.append(_Mount("", words[3], Path(words[4])))
-        elif kind[0] == "cgroup" and "cpu" in kind[2].split(","):
-            found.append(_Mount("cpu", words[3], Path(words[4])))
+        elif kind[0] == "cgroup":
+            found += [_Mount(one, words[3], Path(words[4])) for one in CONTROLLERS if one in kind[2].split(",")]
     return tuple(found)

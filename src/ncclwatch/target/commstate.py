@@ -312,13 +312,14 @@ class CommReader:
             return ()
         channels = layout.member("ncclComm.channels")
         count = max(0, min(values["nChannels"] or 0, channels.count, MAX_CHANNELS))
-        wanted = self.decoder.fields("ncclChannel", ("ring.prev", "ring.next"))
+        wanted = self.decoder.fields("ncclChannel", ("ring.prev", "ring.next", "tree.up"))
         found = self.decoder.structures(wanted, [address + channels.at(index) for index in range(count)])
         rings = []
         for index, ring in enumerate(found):
             before, after = (ring["ring.prev"], ring["ring.next"]) if ring else (None, None)
             if before is not None and after is not None and 0 <= before < nranks and 0 <= after < nranks:
-                rings.append(ChannelRing(index, before, after))
+                parent = ring["tree.up"] if ring else None
+                rings.append(ChannelRing(index, before, after, -1 if parent is None else min(max(parent, -1), nranks - 1)))
         return tuple(rings)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +26,7 @@ from ncclwatch.target.process import GONE, context_switches, read_stat, run_queu
 from ncclwatch.target.pulse import Pulse
 from ncclwatch.target.recorded import RecordingReader
 from ncclwatch.target.sampler import ProcessFacts, Sampler
+from ncclwatch.target.traits import with_cpus_now
 
 MAX_COUNTED_THREADS = 32
 """Context switches and waits for a CPU are one file a thread, and a sample must stay cheap: with more threads the former are left
@@ -45,6 +48,7 @@ class TargetProcess:
         self._others = tuple(binary.path for binary in found.others)
         self._reader = reader
         self._looks = 0
+        self._cpus: set[int] = set()
         self._limits = CpuLimits(reader.pid)
         self._recorder = RecordingReader(reader) if recording else None
         self._pulse = Pulse(reader)
@@ -196,7 +200,16 @@ class TargetProcess:
         waited = run_queue_wait_ns(self.pid) if self._looks % every == 0 else None
         self._looks += 1
         limit = self._limits.read()
+        self._see_cpus()
         return ProcessFacts(now, wall, stat.state, stat.cpu_time_ns, switches, stat.threads, waited, limit)
+
+    def _see_cpus(self) -> None:
+        """Whether the process was given other CPUs since the last look."""
+        with contextlib.suppress(OSError):
+            cpus = os.sched_getaffinity(self.pid)
+            if cpus != self._cpus and self.info.traits is not None:
+                self.info = replace(self.info, traits=with_cpus_now(self.info.traits, self.pid))
+            self._cpus = cpus
 
     def _prove(self, found: FoundProcess) -> None:
         """One sane read: the library's first bytes are an ELF header, and if communicators are there one can be decoded."""

@@ -83,12 +83,12 @@ def _thread(folder: Path, tid: int) -> ThreadRow | None:
 
 
 def system_call(text: str) -> str:
-    """``futex`` of the first word of ``/proc/PID/task/TID/syscall``; ``(user code)`` while it runs."""
+    """``futex`` of the first word of ``/proc/PID/task/TID/syscall``; ``user code`` while it runs."""
     word = text.partition(" ")[0]
     if word == "running":
-        return "(user code)"
+        return "user code"
     if word == "-1":
-        return "(kernel, no call)"
+        return "kernel, no call"
     return SYSTEM_CALLS.get(int(word), f"call {word}") if word.isdigit() else ""
 
 

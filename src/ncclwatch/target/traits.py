@@ -1,4 +1,5 @@
-"""Traits of a process and its node, from ``/proc`` and ``/sys``: read once, bounded; what is not there is left out.
+"""Traits of a process and its node, from ``/proc`` and ``/sys``: bounded; what is not there is left out. All but the CPUs that a
+process is given are read once.
 
 GPUs are those that the driver lists (``/proc/driver/nvidia/gpus/*/information``); rates, firmware and PCIe links are the kernel's
 (Documentation/ABI/stable/sysfs-class-infiniband, Documentation/ABI/testing/sysfs-bus-pci).
@@ -10,11 +11,13 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.traits import GpuTrait, NicTrait, Traits
+from ncclwatch.target.cgroup import group_folders
 from ncclwatch.target.maps import PROC, read_bounded
 from ncclwatch.text import clean
 
@@ -35,6 +38,10 @@ SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY\b")
 """In the name of a variable: its value is never kept."""
 _SLURM_JOB = re.compile(r"/job_(\d{1,12})(?:/|$)")
 _POD_UID = re.compile(r"/(?:kubepods[^/]*/)?(?:[^/]*-)?pod([0-9a-f]{8}[-_][0-9a-f-_]{27})")
+MAX_CPU_LIST = 2000
+_CPU_LIST = rf"[\d,-]{{1,{MAX_CPU_LIST}}}"
+"""``0-7,32-39``."""
+_ALLOWED = re.compile(rf"^Cpus_allowed_list:\s*({_CPU_LIST})$", re.MULTILINE)
 _PYTHON = re.compile(r"(?:libpython|/python)(\d\.\d{1,2})")
 
 
@@ -45,12 +52,18 @@ def traits(pid: int, environ: Mapping[str, str], proc: Path = PROC, sys: Path = 
     job = environ.get("SLURM_JOB_ID", "") or _first(_SLURM_JOB, groups)
     inside = "KUBERNETES_SERVICE_HOST" in environ or "kubepods" in groups
     pod = environ.get("POD_NAME", "") or (environ.get("HOSTNAME", "") if inside else "") or _first(_POD_UID, groups)
-    found = {name: value for name in ("cpus", "python") if (value := _READ[name](proc, pid))}
     return Traits(
         node=_word(environ.get("SLURMD_NODENAME", "") or environ.get("NODE_NAME", "")),
         job=job if job.isdigit() and len(job) <= 12 else "", namespace=_word(environ.get("POD_NAMESPACE", "")), pod=_word(pod),
-        settings=settings(environ), cpu_quota=cpu_quota(pid, proc), gpus=gpus, nics=nics, **rest, **found,
+        settings=settings(environ), cpus=_cpus(pid, proc), cpu_group=cpu_group(pid, proc), cpu_quota=cpu_quota(pid, proc),
+        python=python_version(proc, pid), gpus=gpus, nics=nics, **rest,
     )  # fmt: skip
+
+
+def with_cpus_now(known: Traits, pid: int, proc: Path = PROC) -> Traits:
+    """The traits with the CPUs that the process is given now; the same object where these cannot be read."""
+    cpus = _cpus(pid, proc)
+    return replace(known, cpus=cpus, cpu_group=cpu_group(pid, proc), cpu_quota=cpu_quota(pid, proc)) if cpus else known
 
 
 def settings(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -60,10 +73,18 @@ def settings(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple((clean(name, 64), clean(environ[name], MAX_VALUE)) for name in kept[:MAX_SETTINGS])
 
 
+def cpu_group(pid: int, proc: Path = PROC) -> str:
+    """The CPUs of the set of the process's control group, of the nearest one above it that has a set; empty where none is shown.
+
+    (``cpuset.cpus.effective``, Documentation/admin-guide/cgroup-v2.rst; ``cpuset.effective_cpus`` of the older interface.)
+    """
+    files = ("cpuset.cpus.effective", "cpuset.effective_cpus")
+    texts = (_text(folder / name, MAX_CPU_LIST) for folder in group_folders(pid, proc, "cpuset") for name in files)
+    return next((text for text in texts if re.fullmatch(_CPU_LIST, text)), "")
+
+
 def cpu_quota(pid: int, proc: Path = PROC) -> float | None:
     """CPUs that the tightest limit of the process's control groups gives it; ``None`` without one."""
-    from ncclwatch.target.cgroup import group_folders
-
     found = []
     for folder in group_folders(pid, proc):
         words = _text(folder / "cpu.max").split() or [_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")]
@@ -119,14 +140,14 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, longest: int = MAX_VALUE) -> str:
     """A small file, cleaned line by line; empty where it is not there or the driver does not answer with text."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_FILE).decode("utf-8", "replace")
     except (OSError, ValueError):
         return ""
-    return "\n".join(clean(" ".join(line.split()), 200) for line in text.strip().splitlines())
+    return "\n".join(clean(" ".join(line.split()), longest) for line in text.strip().splitlines())
 
 
 def _process_text(proc: Path, pid: int, name: str) -> str:
@@ -136,9 +157,8 @@ def _process_text(proc: Path, pid: int, name: str) -> str:
         return ""
 
 
-def _cpus(proc: Path, pid: int) -> str:
-    found = re.search(r"^Cpus_allowed_list:\s*([\d,-]{1,2000})$", _process_text(proc, pid, "status"), re.MULTILINE)
-    return found[1] if found else ""
+def _cpus(pid: int, proc: Path) -> str:
+    return _first(_ALLOWED, _process_text(proc, pid, "status"))
 
 
 def python_version(proc: Path, pid: int) -> str:
@@ -148,9 +168,6 @@ def python_version(proc: Path, pid: int) -> str:
     except NcclwatchError:
         return ""
     return _first(_PYTHON, text)
-
-
-_READ = {"cpus": _cpus, "python": python_version}
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:

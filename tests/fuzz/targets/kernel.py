@@ -26,7 +26,7 @@ from ncclwatch.model.work import Counting
 from ncclwatch.nic import kmsg, links, rdma, sockets
 from ncclwatch.nic.namespaces import attributes
 from ncclwatch.probes.ring import PAGE, RingDecoder
-from ncclwatch.target import cgroup, maps, namespaces, process
+from ncclwatch.target import cgroup, maps, namespaces, process, traits
 from ncclwatch.wire import layouts
 from ncclwatch.wire.accounts import decode, merged_bandwidth
 from ncclwatch.wire.windows import WorkWindows
@@ -195,7 +195,8 @@ def _proc(data: bytes) -> None:
         lambda: maps.read_maps(7, folder),
         lambda: namespaces.container_id(7, folder),
         lambda: cgroup.cpu_limit(7, folder),
-        lambda: cgroup._folder(7, folder),
+        lambda: cgroup.group_folders(7, folder),
+        lambda: traits.cpu_group(7, folder),
         lambda: _limits(folder),
     ):
         try:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import jsonschema
+import pytest
 
 from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.knowledge.compare import differences, facts, names, of_culprit
-from ncclwatch.knowledge.match import informed
+from ncclwatch.knowledge.match import MOST_COMPARED, informed
 from ncclwatch.knowledge.tickets import by_place
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.traits import GpuTrait, NicTrait, Traits
-from ncclwatch.model.verdict import schema
+from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass, schema
 from unit.synthetic import frozen_ring, looks
 
 NICS = tuple(NicTrait(f"mlx5_{n}", "400 Gb/sec", "28.39", "ConnectX-7", "16 lanes at 32.0 GT/s PCIe", "4096") for n in range(2))
@@ -67,9 +68,12 @@ def test_what_each_has_of_its_own_makes_nobody_stand_out() -> None:
 def test_a_culprit_stands_out_against_a_majority_only() -> None:
     slow = replace(TRAITS, driver="550.54")
     culprit, *peers = _samples(slow, TRAITS, TRAITS, TRAITS)
-    assert of_culprit(culprit, peers) == ["CUDA driver: 550.54; of most peers (3 of 3): 570.86"]
+    (told,) = of_culprit(culprit, peers)
+    assert (told.line, told.kind) == ("CUDA driver: 550.54; of most peers (3 of 3): 570.86", None)
     culprit, *peers = _samples(slow, slow, TRAITS, TRAITS)
     assert of_culprit(culprit, peers[:1]) == []
+    assert [one.line for one in of_culprit(culprit, peers)] == ["CUDA driver: 550.54; of most peers (2 of 3): 570.86"]
+    assert of_culprit(culprit, peers[:2]) == [], "as many as agree with it"
     assert of_culprit(*_first(_samples(slow, slow, slow, TRAITS))) == []
     divided = [replace(TRAITS, driver=str(n)) for n in (1, 2, 2, 3, 4)]
     assert of_culprit(*_first(_samples(*divided))) == [], "its peers do not agree among themselves"
@@ -88,6 +92,48 @@ def test_a_verdict_carries_how_its_culprit_differs() -> None:
     verdict = informed(diagnose(series), by_place(samples[-1] for samples in series))
     assert verdict.differences == ("NCCL_ALGO: Tree; of most peers (3 of 3): Ring",)
     jsonschema.validate(verdict.to_json(), schema())
+
+
+def _slow(reason: str, culprits: int, *traits: Traits) -> Verdict:
+    """A slow job whose first ranks are named, with what is known of it."""
+    samples = _samples(*traits)
+    named = [one.process for one in samples[:culprits]]
+    blamed = tuple(Culprit(one.rank, one.rank, one.host, one.pid, 0, reason=reason) for one in named)
+    return informed(Verdict(VerdictClass.SLOW_COMPUTATION, "", blamed), by_place(samples))
+
+
+FEW = replace(TRAITS, cpus="4", cpu_group="4-5")
+WIDE = replace(TRAITS, cpus="0-3", cpu_group="0-7")
+
+
+def test_a_culprit_with_fewer_cpus_than_its_peers_is_explained_by_that() -> None:
+    found = _slow("host: it calls late", 1, FEW, WIDE, WIDE)
+    assert found.knowledge[0].row == "cpu-set"
+    assert found.differences == (
+        "CPUs it may use: 1; of most peers (2 of 2): 4",
+        "CPUs of its control group: 2; of most peers (2 of 2): 8",
+    )
+
+
+def test_of_a_host_whose_ranks_are_all_named_the_same_is_told() -> None:
+    found = _slow("host: they call late", 6, *[FEW] * 6, *[WIDE] * 6)
+    assert found.knowledge[0].row == "cpu-set"
+    assert len(found.differences) == 2 * MOST_COMPARED
+
+
+@pytest.mark.parametrize(
+    ("reason", "traits"),
+    [
+        ("host: as many as its peers", (WIDE, WIDE, WIDE)),
+        ("host: more than its peers", (WIDE, FEW, FEW)),
+        ("host: pinned to other CPUs, as many", (replace(WIDE, cpus="4-7"), WIDE, WIDE)),
+        ("host: its peers are divided", (FEW, WIDE, replace(WIDE, cpus="0-1"))),
+        ("host: nothing is known of it", (replace(FEW, cpus=""), WIDE, WIDE)),
+        ("link: what CPUs cannot explain", (FEW, WIDE, WIDE)),
+    ],
+)
+def test_no_set_of_cpus_is_the_cause(reason: str, traits: tuple[Traits, ...]) -> None:
+    assert "cpu-set" not in [one.row for one in _slow(reason, 1, *traits).knowledge]
 
 
 def test_a_gpu_is_that_of_the_rank_where_its_bus_is_known() -> None:

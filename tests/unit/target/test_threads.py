@@ -53,7 +53,7 @@ def test_what_the_kernel_does_not_tell_is_empty(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("running", "(user code)"), ("-1 0x7 0x8", "(kernel, no call)"), ("16 0x3", "ioctl"), ("999 1", "call 999"), ("", "")],
+    [("running", "user code"), ("-1 0x7 0x8", "kernel, no call"), ("16 0x3", "ioctl"), ("999 1", "call 999"), ("", "")],
 )
 def test_system_calls(text: str, said: str) -> None:
     assert system_call(text) == said

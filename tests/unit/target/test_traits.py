@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ncclwatch.target.traits import MAX_SETTINGS, MAX_VALUE, settings, traits
+from ncclwatch.target.traits import MAX_SETTINGS, MAX_VALUE, cpu_group, settings, traits, with_cpus_now
 from unit.fake_proc import FakeProcess, write_proc
 
 
@@ -55,6 +55,43 @@ def test_what_is_not_there_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     found = traits(7, {}, tmp_path / "proc", tmp_path / "sys")
     assert (found.gpus, found.nics, found.cpus, found.cpu_quota, found.pod) == ((), (), "", None, "")
+
+
+def _grouped(tmp_path: Path, sets: dict[str, str], name: str, groups: str, mount: str) -> Path:
+    proc, _ = _tree(tmp_path, cgroup=groups)
+    for folder, text in sets.items():
+        (tmp_path / "cg" / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cg" / folder / name).write_text(text)
+    (proc / "self").mkdir()
+    (proc / "self/mountinfo").write_text(mount.replace("CG", str(tmp_path / "cg")))
+    return proc
+
+
+def test_the_set_of_the_control_group_is_the_nearest_one(tmp_path: Path) -> None:
+    sets = {"": "0-63\n", "pod": "0,2,4,6-7\n", "pod/ctr/below": "\n"}
+    unified = "30 1 0:26 / CG rw - cgroup2 cgroup2 rw\n"
+    proc = _grouped(tmp_path, sets, "cpuset.cpus.effective", "0::/pod/ctr/below\n", unified)
+    assert traits(7, {}, proc, tmp_path / "sys").cpu_group == "0,2,4,6-7"
+    (tmp_path / "cg/pod/cpuset.cpus.effective").write_text("a lie\n")
+    assert cpu_group(7, proc) == "0-63"
+
+
+def test_the_older_interface_has_a_hierarchy_of_sets(tmp_path: Path) -> None:
+    mount = "31 1 0:27 / /nowhere rw - cgroup cgroup rw,cpu\n32 1 0:28 /docker CG rw - cgroup cgroup rw,cpuset\n"
+    proc = _grouped(tmp_path, {"abc": "0-1\n"}, "cpuset.effective_cpus", "5:cpu:/\n4:cpuset:/docker/abc\n0::/\n", mount)
+    assert cpu_group(7, proc) == "0-1"
+
+
+def test_cpus_that_change_while_a_process_lives_are_seen(tmp_path: Path) -> None:
+    proc, sys = _tree(tmp_path)
+    known = traits(7, {"NCCL_ALGO": "Ring"}, proc, sys)
+    assert with_cpus_now(known, 7, proc) == known
+    status = (proc / "7/status").read_text()
+    (proc / "7/status").write_text(status.replace("0-3,8", "2"))
+    now = with_cpus_now(known, 7, proc)
+    assert (now.cpus, now.settings, now.gpus) == ("2", known.settings, known.gpus)
+    (proc / "7/status").unlink()
+    assert with_cpus_now(now, 7, proc) is now, "of a process that is gone the last is kept"
 
 
 def test_settings_are_bounded_cleaned_and_hold_no_secret() -> None:

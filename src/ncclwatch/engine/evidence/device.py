@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ncclwatch.engine.connections import is_seen
+from ncclwatch.engine.connections import is_seen, unseen_peers
+from ncclwatch.engine.edges import Wait, Why, waits_for
 from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode, Source
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.model.device import DeviceCommunicator, DeviceOperation, DeviceSample, KernelState
@@ -30,7 +31,7 @@ HIDDEN = {
 class DeviceShim(Source):
     """The shim's frames."""
 
-    kinds = frozenset({FactKind.GPU_UNFINISHED, FactKind.GPU_SILENT})
+    kinds = frozenset({FactKind.GPU_UNFINISHED, FactKind.GPU_SILENT, FactKind.WAITS_FOR})
 
     def complete(self, job: Job) -> None:
         """Give the communicators the connections whose two counters the shim has read; without a shim nothing changes."""
@@ -40,7 +41,9 @@ class DeviceShim(Source):
                 group.members[rank] = (member, replace(own, host_connections=(*own.host_connections, *ends)))
 
     def facts(self, case: Case) -> Iterator[Fact]:
-        """What each GPU has not ended, and copies that do not come back. O(operations)."""
+        """What each GPU has not ended, who waits for one that has not begun, and copies that do not come back. O(operations)."""
+        for group in case.job.groups.values():
+            yield from _waits(case.job, group)
         for member in case.job.members:
             device = member.last.device
             if device is None:
@@ -113,6 +116,23 @@ def gpu_state(job: Job, member: Member, group_id: int) -> KernelState | None:
         return KernelState.RUNNING
     waiting = any(operation.state is KernelState.NOT_STARTED for operation in told.recent)
     return KernelState.NOT_STARTED if waiting else KernelState.FINISHED
+
+
+def _waits(job: Job, group: Group) -> Iterator[Wait]:
+    """Who is in a collective waits for each rank whose GPU has launched it and not begun, where connections do not show whom:
+    LL and LL128 keep no count of what was written.
+    """
+    open_in: dict[KernelState, dict[int, tuple[str, int]]] = defaultdict(dict)
+    for rank, (member, own) in group.members.items():
+        told = told_of(member, own) if unseen_peers(own) and not member.halted else None
+        open_here = (one for one in told.recent if one.state is not KernelState.FINISHED) if told is not None else iter(())
+        first = next(open_here, None)
+        if first is not None and not first.point_to_point and first.sequence is not None:
+            open_in[first.state][rank] = first.function, first.sequence
+    for rank, operation in open_in[KernelState.RUNNING].items():
+        for other in (other for other, same in open_in[KernelState.NOT_STARTED].items() if same == operation):
+            what = f"{operation[0]} #{operation[1]}"
+            yield waits_for(job, group, group.members[rank][0], other, Why.GPU_NOT_BEGUN, what)
 
 
 def _unfinished(member: Member, device: DeviceSample) -> Iterator[str]:

@@ -37,8 +37,10 @@ def sample(*counters: ConnectionCounter, operations: tuple[DeviceOperation, ...]
     return DeviceSample("plugin", 6, "running", 99 * SECOND, (own,), (), counters)
 
 
-def nvlink_ring(late: int = 2, world: int = 4, *, shim: bool = True, **more: object) -> list[Rank]:
-    """All ranks of one node over P2P: no proxy, no counter that the host can read. One rank leaves data unread."""
+def nvlink_ring(late: int = 2, world: int = 4, *, shim: bool = True, kernels: bool = True, **more: object) -> list[Rank]:
+    """All ranks of one node over P2P: no proxy, no counter that the host can read. One rank leaves data unread; ``kernels``: the
+    shim says too that its GPU has not begun what the others are in.
+    """
     ranks = []
     for rank in range(world):
         following, previous = (rank + 1) % world, (rank - 1) % world
@@ -47,7 +49,8 @@ def nvlink_ring(late: int = 2, world: int = 4, *, shim: bool = True, **more: obj
             counter(rank, previous, False, 44 if rank == late else 40, **more),
         )
         own = communicator(rank, world, transport=Transport.P2P)
-        device = sample(*counters, operations=(operation(7, 0 if rank == late else 2, 0),), rank=rank)
+        operations = (operation(7, 0 if rank == late else 2, 0),) if kernels else ()
+        device = sample(*counters, operations=operations, rank=rank)
         ranks.append(Rank(rank, world, (own,), host="node0", extra={"device": device} if shim else {}))
     return ranks
 
@@ -107,18 +110,31 @@ def test_without_the_shim_nobody_is_accused_and_the_gap_is_named() -> None:
 
 @pytest.mark.parametrize("change", [{"stale": True}, {"problem": "the copy has not come back"}])
 def test_counters_that_are_not_of_now_prove_nothing(change: dict[str, Any]) -> None:
-    verdict = diagnose(looks(nvlink_ring(**change)))
+    verdict = diagnose(looks(nvlink_ring(kernels=False, **change)))
     assert not verdict.culprits
 
 
+def test_kernels_alone_name_the_rank_whose_gpu_has_not_begun_what_others_are_in() -> None:
+    """LL and LL128 count nothing that lies unread; on a real GPU nothing was said of this (H200, NCCL 2.32.3, P2P)."""
+    verdict = diagnose(looks(nvlink_ring(stale=True)))
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED and named(verdict) == [2], verdict.summary
+    assert "its GPU has not begun it" in verdict.culprits[0].reason
+    assert any("waits for rank 2, whose GPU has not begun it: AllReduce #6" in line for line in verdict.evidence)
+
+
+@pytest.mark.parametrize("launched", [(), (operation(8, 0, 0),), (operation(7, 2, 0),)], ids=["nothing", "another", "begun"])
+def test_kernels_name_nobody_who_has_not_launched_the_same_operation(launched: tuple[DeviceOperation, ...]) -> None:
+    assert not diagnose(looks(with_operations(nvlink_ring(stale=True), 2, *launched))).culprits
+
+
 def test_one_end_alone_proves_nothing() -> None:
-    ranks = nvlink_ring()
+    ranks = nvlink_ring(kernels=False)
     ranks[1] = replace(ranks[1], extra={})  # the sender into rank 2 has no shim
     assert not diagnose(looks(ranks)).culprits
 
 
 def test_counters_of_another_communicator_are_not_mixed_in() -> None:
-    ranks = nvlink_ring()
+    ranks = nvlink_ring(kernels=False)
     for rank in ranks:
         device = rank.extra["device"]
         assert isinstance(device, DeviceSample)
