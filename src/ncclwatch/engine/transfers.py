@@ -227,7 +227,7 @@ class Transfers:
         rank, channel = int(self.rank[row]), int(self.channel[row])
         own = self.group_of(row).members.get(rank)
         parents = {ring.channel: ring.parent for ring in own[1].rings} if own is not None else {}
-        return self.operation_of(row).algorithm == "Tree" and parents.get(channel) == int(self.peer[row])
+        return parents.get(channel) == int(self.peer[row])
 
     def key(self, row: int) -> ConnectionKey:
         """The connection of a row."""
@@ -346,8 +346,14 @@ class Compared:
         """
         t, found = self.transfers, np.zeros(len(rows), np.bool_)
         waiting, sends = np.flatnonzero(shows == PLACE_OF[Why.GPU_NOT_READY]), np.flatnonzero(t.begun & t.sends)
+        # All ranks run an operation by one algorithm.
+        kind = numbered((t.group[rows[waiting]], t.op_count[rows[waiting]]))
+        first = rows[waiting[np.unique(kind, return_index=True)[1]]].tolist()
+        waiting = waiting[np.array([t.operation_of(row).algorithm == "Tree" for row in first], np.bool_)[kind]]
+        if not len(waiting):
+            return found
         columns: tuple[Column, ...] = (t.group, t.channel, t.rank, t.peer, t.op_count)
-        own = matching([one[rows[waiting]] for one in columns], [one[sends] for one in columns])
+        own = matching([one[rows[waiting]] for one in columns], np.stack([one[sends] for one in columns]))
         for place, send in zip(waiting[own >= 0].tolist(), sends[own[own >= 0]].tolist(), strict=True):
             row, produced = int(rows[place]), int(t.produced[send])
             found[place] = t.is_parents(row) and UNKNOWN < produced <= int(t.received[row])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ncclwatch.collect.ledger import Ledger
+from ncclwatch.engine.conflicts import StageOf
 from ncclwatch.engine.connections import ONE_MOMENT_S
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.network import Measured, NetworkMemory
@@ -24,7 +25,7 @@ from ncclwatch.engine.slow.detect import IterationWatch, SlowDown
 from ncclwatch.engine.slow.findings import CONFIRMED, Context, RoundTrips, context_of, equals
 from ncclwatch.engine.slow.lateness import measure, with_calls
 from ncclwatch.engine.slow.profile import Profile, add_up
-from ncclwatch.engine.slow.snapshot import Look, StageOf, at_rest, near, take_look
+from ncclwatch.engine.slow.snapshot import Look, at_rest, near, take_look
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.topology import Topology
 from ncclwatch.model.verdict import Verdict, VerdictClass
