@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ncclwatch.engine.call_order import deviation_facts, find_alone_in_deviating, find_deviations
+from ncclwatch.engine.call_order import Owed, deviation_facts, find_alone_in_deviating, find_deviations
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, caller, naming, observed, peers
 from ncclwatch.engine.connections import beside_unobserved
 from ncclwatch.engine.edges import told, wait_facts
@@ -132,7 +132,7 @@ def not_called(case: Case) -> Iterator[Hypothesis]:
     # Who waits for somebody by what was called, or may, may be behind elsewhere for that very reason.
     blocked = case.waits.waiting | {group.members[rank][0].index for group, finding in findings for rank in finding.waiting}
     for member in (group.members[rank][0] for group, finding in findings for rank in finding.behind):
-        if case.messages.may_wait(member) or beside_unobserved(case.job, member):
+        if any(owed is not Owed.NO for _, _, owed in case.messages.of(member)) or beside_unobserved(case.job, member):
             blocked.add(member.index)
     suspects, supports = dict[int, Suspect](), list[Fact]()
     for group, finding in findings:

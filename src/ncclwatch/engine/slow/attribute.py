@@ -70,7 +70,7 @@ def find(profile: Profile, context: Context) -> list[Finding]:
 
 def _each(profile: Profile, context: Context, found: Finding) -> list[Finding]:
     """The same of each of its ranks, with what each holds up; the first holds up most and tells what was weighed."""
-    share, looks = profile.own(), profile.own_looks()
+    share, looks = profile.own()
     each: list[Finding] = []
     if context.late is not None:
         share = np.maximum(share, context.late.share)
@@ -141,7 +141,7 @@ def _finding(profile: Profile, context: Context, terms: Terms, named: Named, wei
     told = sorted((part for part in parts if abs(part[1]) >= SAID), key=lambda part: -abs(part[1]))
     share, looks = float(terms.share[number]), float(terms.looks[number])
     if named.members != terms.members[number]:
-        share, looks = (float(values[members].sum()) for values in (profile.own(), profile.own_looks()))
+        share, looks = (float(values[members].sum()) for values in profile.own())
     found = Finding(Kind.PROXY, named.members, max(share, 0.0), int(looks), named.chance, weighed=tuple(told))
     found.keys = tuple(profile.processes[at] for at in members)
     if kind.computes:
