@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ncclwatch.knowledge.session import InformedSession
+from ncclwatch.model.verdict import Verdict
 from ncclwatch.simulate.scenario import FaultKind
 from score.archive import JOBS, Kept, name_of, opened, recordings_in
 from score.causes import right_cause, told
@@ -39,18 +40,24 @@ def fault_of(kept: Kept) -> FaultKind | None:
     return FaultKind(name) if kept.about.startswith("drawn: ") and name in {kind.value for kind in FaultKind} else None
 
 
-def judge(path: Path) -> Judged | None:
-    """The last verdict that accuses in a kept recording; ``None`` for a job that was no draw."""
-    kept = Kept.load(path)
-    kind = fault_of(kept)
-    if kind is None and kept.verdicts:
-        return None
+def last_accusing(path: Path) -> Verdict | None:
+    """The last verdict that accuses somebody while a recording is judged look by look."""
     session, last = InformedSession(), None
     with opened(path) as recordings:
         for _, _, batch in recordings.batches():
             session.feed(batch)
             if batch.looked:
                 last = next((one for one in session.judge(batch.time_ns).verdicts if one.verdict_class.accuses), last)
+    return last
+
+
+def judge(path: Path) -> Judged | None:
+    """The last verdict that accuses in a kept recording; ``None`` for a job that was no draw."""
+    kept = Kept.load(path)
+    kind = fault_of(kept)
+    if kind is None and kept.verdicts:
+        return None
+    last = last_accusing(path)
     row = told(last) if last is not None else ""
     right = bool(right_cause([kind], last)) if kind is not None else last is None
     return Judged(name_of(path), str(kind or ""), str(last.verdict_class) if last else "", row, right)

@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from ncclwatch.simulate.scenario import load
-from score import drawn, nccl_choice, network
+from score import ambiguous, drawn, nccl_choice, network
 
 FILE = Path(__file__).resolve().parent / "seeds.toml"
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
@@ -38,6 +38,8 @@ class Kind(StrEnum):
     """Faults of the network (:mod:`score.network`)."""
     CHOICE = "choice"
     """Quick scenarios with NCCL's own choices (:mod:`score.nccl_choice`)."""
+    AMBIGUOUS = "ambiguous"
+    """Jobs in which the cause is not plain (:mod:`score.ambiguous`)."""
 
 
 class State(StrEnum):
@@ -75,6 +77,9 @@ def generator_hash(kind: Kind = Kind.MIXED) -> str:
     if kind is Kind.NETWORK:
         played = [network.draw(fault, 1, number) for fault in network.FAULTS for number in SAMPLE]
         return hashlib.sha256(repr(played).encode()).hexdigest()[:16]
+    if kind is Kind.AMBIGUOUS:
+        doubtful = [ambiguous.draw(1, number) for number in SAMPLE]
+        return hashlib.sha256(repr(doubtful).encode()).hexdigest()[:16]
     if kind is Kind.CHOICE:
         quick = [load(SCENARIOS / f"{name}.toml") for name in nccl_choice.PLAYED]
         cells = [cell for seed in SAMPLE for cell in nccl_choice.draw(quick, nccl_choice.RELEASES, seed)]
@@ -125,6 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(generator_hash())
         print(generator_hash(Kind.NETWORK), "(faults of the network)")
         print(generator_hash(Kind.CHOICE), "(NCCL's own choices)")
+        print(generator_hash(Kind.AMBIGUOUS), "(jobs in which the cause is not plain)")
         return 0
     if options.fresh:
         return _next(Kind(options.fresh))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from testbed.watcher import live, pids, run
 pytestmark = [pytest.mark.attach, pytest.mark.quiet, pytest.mark.skipif(not can_lock(), reason="needs root and /dev/fuse")]
 
 
+HELD = "one of its threads sleeps and holds its memory map"
+
+
 def test_a_process_that_nobody_can_look_into_holds_up_nothing(tmp_path: Path) -> None:
     with Job(nccl="2.27.5", ranks=2, count=1 << 12, extra=("--pause-us", "20000")) as job, locked(tmp_path) as pid:
         reader = subprocess.Popen(["cat", f"/proc/{pid}/environ"], stdout=subprocess.DEVNULL)
@@ -23,7 +27,7 @@ def test_a_process_that_nobody_can_look_into_holds_up_nothing(tmp_path: Path) ->
         reader.wait()
         found = run("ps", timeout=120)
         assert all(str(one) in found.stdout for one in job.pids), found
-        assert f"process {pid} cannot be looked into: one of its threads sleeps" in found.stderr, found
+        assert f"process {pid} cannot be looked into, for one of its threads sleeps" in found.stderr, found
         alone = run("diagnose", "--pid", str(pid), timeout=120)
         assert alone.returncode != 0 and f"process {pid} cannot be looked into" in alone.stderr, alone
         assert "RUNNING  2 processes" in run("diagnose", "--all", timeout=120).stdout
@@ -44,7 +48,19 @@ def test_a_rank_that_gets_stuck_so_is_told_and_the_others_are_looked_at(tmp_path
         made.rename(file)
         wait_until_held(job.pid(1))
         told = watcher.wait_for("process", change="unreadable", pid=job.pid(1), timeout=120)
-        assert "one of its threads sleeps and holds its memory map" in told["detail"], told
+        assert HELD in told["detail"], told
+        # Its peers wait for it: it is named, by what was read before, and the verdict says that it cannot be read now.
+        found = watcher.wait_for("verdict", timeout=120)["verdict"]
+        assert [one["pid"] for one in found["culprits"]] == [job.pid(1)], found
+        assert any(f"memory of process {job.pid(1)}: cannot be read now" in line and HELD in line for line in found["unobserved"])
+        # Then somebody has looked where it sleeps.
+        seen = watcher.wait_for("verdict", count=2, timeout=120)["verdict"]
+        assert seen["culprits"][0]["doing"] == ["disk-wait"], seen
+        assert seen["knowledge"][0]["row"] == "uninterruptible", seen
+        # Who comes only now cannot read it at all, and says so.
+        after = json.loads(run("diagnose", "--json", *pids(job), timeout=120).stdout)
+        assert (after["class"], after["culprits"]) == ("unknown", []), after
+        assert any(f"process {job.pid(1)} cannot be looked into" in line for line in after["unobserved"]), after
         # The others are looked at for as long as it is held.
         begun = len(watcher.of("rank"))
         watcher.wait_for("rank", count=begun + 8, timeout=120)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -183,12 +184,22 @@ def judge(
         # Files hold all that will ever be seen: there is nothing to wait for.
         files_only = not watch.watched
         if files_only:
-            return engine(list(recorded), 0.0), problems + watch.problems
+            return _beside_unread(engine(list(recorded), 0.0), problems + watch.problems)
         counted = lambda: count is not None and count.answered  # noqa: E731
         verdicts = settle(
             engine, read, wait=wait, interval=interval, began=began, counted=counted, sleep=rest, shows_all=_shows_what_is_open
         )
-        return verdicts, problems + watch.problems
+        return _beside_unread(verdicts, problems + watch.problems)
+
+
+def _beside_unread(verdicts: Sequence[Verdict], problems: list[Problem]) -> tuple[list[Verdict], list[Problem]]:
+    """The verdicts that something is wrong with what could not be read of this node's processes, and the problems."""
+    lines = tuple(problem.line for problem in problems if problem.pid is not None)
+    told = [
+        verdict if verdict.verdict_class in _NOTHING_WRONG else replace(verdict, unobserved=(*verdict.unobserved, *lines))
+        for verdict in verdicts
+    ]
+    return told, problems
 
 
 def _counting(stack: ExitStack) -> WorkCount:

@@ -53,6 +53,16 @@ class Entries:
         """Sequence number of the oldest operation that is kept of each."""
         return self.offsets + np.maximum(self.called - self.ledger.depth, 0)
 
+    def place_by_own_count(self) -> None:
+        """Give those that no peer's calls put into line the place they count for themselves, where they do: ``proven`` all the
+        same, and whoever judges them must not take it for granted that it is right.
+        """
+        ledger, rows = self.ledger, self.rows
+        before, from_birth = ledger.before[rows], ledger.from_birth[rows]
+        placed = ~self.aligned & (from_birth | (before != UNCOUNTED))
+        self.offsets[placed] = np.where(from_birth, 0, before)[placed]
+        self.proven |= placed
+
     @property
     def ends(self) -> NDArray[np.int64]:
         """Sequence number of the operation that each has not called yet."""

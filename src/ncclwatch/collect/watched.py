@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 from ncclwatch.errors import ExitStatus, NcclwatchError, TargetError, TargetGoneError
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessInfo, ProcessSample
+from ncclwatch.target.held import WHY, HeldError
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,10 @@ class Watched:
             except TargetGoneError as error:
                 self.gone, self.gone_s = error, time.monotonic()
                 self.target.close()
+            except HeldError as error:
+                if self.last is not None and self.last.run_state != "X":
+                    self._add(as_held(self.last), keep)
+                return error
             except NcclwatchError as error:
                 return error
             except Exception as error:
@@ -190,6 +195,16 @@ class Watched:
 def as_gone(last: ProcessSample) -> ProcessSample:
     """What is known of a process that has ended by now."""
     return last.ended(time.monotonic_ns(), time.time_ns())
+
+
+def as_held(last: ProcessSample) -> ProcessSample:
+    """What is known of a process whose memory map is held: what was under way when it was read last need not be so now."""
+    from ncclwatch.target.process import read_stat
+
+    state = last.run_state
+    with contextlib.suppress(NcclwatchError):
+        state = read_stat(last.process.pid).state
+    return last.unread(time.monotonic_ns(), time.time_ns(), state, f"cannot be read now, {WHY}; what is told of it is older")
 
 
 def nothing_read(problems: Sequence[Problem]) -> NcclwatchError:

@@ -1,6 +1,7 @@
 """Ranks of a job that runs which called something else than their peers: NCCL compares nothing, and the results are wrong.
 
-Nothing stands still that would vouch for it: ranks are lined up by counts that need no guess, and agree nowhere better.
+Nothing stands still that would vouch for it: ranks are lined up by counts that need no guess, and agree nowhere better. They
+agree before and after; or they never do again, and call what nobody else calls, in whatever place.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ def _find_conflicts(job: Job, ledger: Ledger, stage_of: StageOf) -> tuple[dict[K
     found: dict[Kind, Conflict] = {}
     oldest: dict[int, int] = {}
     entries = line_up(ledger, list(chosen.values()))
-    proven = np.flatnonzero(entries.aligned & entries.proven)
+    entries.place_by_own_count()
+    proven = np.flatnonzero(entries.proven)
     parts = np.split(proven, np.searchsorted(proven, entries.starts[1:])) if chosen else []
     for number, part in zip(chosen, parts, strict=True):
         if len(part) > 1:
@@ -127,8 +129,9 @@ def _conflict(
     at = np.flatnonzero(odd.any(axis=0))
     first, last = int(at[0]), int(at[-1])
     since = len(sequences) - first
-    alike = since - len(at) >= ALIKE and 2 * len(at) < since
-    if not alike or any(_is_moved(own[first:], usual[first:]) for own in signatures[odd.any(axis=1)]):
+    alike = since - len(at) >= ALIKE and 2 * len(at) < since and bool(entries.aligned[part].all())
+    moved = (_is_moved(own[first:], usual[first:]) for own in signatures[odd.any(axis=1)])
+    if not (alike or _is_throughout(signatures, usual, first)) or any(moved):
         return None
     sequence, wrong, right = int(sequences[last]), part[odd[:, last]].tolist(), part[~odd[:, last]][:1].tolist()
     called = {entry: made for entry in (*wrong, *right) if (made := entries.signature(entry, sequence)) is not None}
@@ -146,6 +149,17 @@ def _conflict(
         next((called[entry] for entry in right), None), len(at), len(sequences) - 1 - last,
         {ranks[entry]: (here or stages[entry]).at_home_of(stages[entry]).text() for entry in ranks.keys() & stages.keys()},
     )  # fmt: skip
+
+
+def _is_throughout(signatures: NDArray[np.uint64], usual: NDArray[np.uint64], first: int) -> bool:
+    """Whether no other place of the odd ranks could explain it: since the first odd call nobody else calls what they call there,
+    and they call nowhere what the others do.
+    """
+    odd = signatures != usual
+    rows = odd.any(axis=1)
+    wrong, right = signatures[odd], np.broadcast_to(usual, odd.shape)[odd]
+    foreign = not np.isin(wrong, signatures[~rows]).any() and not np.isin(right, signatures[rows, first:]).any()
+    return bool(np.count_nonzero(odd.any(axis=0)) >= ALIKE and right.all() and foreign)
 
 
 def _usual(signatures: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -101,7 +101,7 @@ def calls_differ(case: Case) -> Iterator[Hypothesis]:
 
 
 def conflict(case: Case) -> Iterator[Hypothesis]:
-    """Ranks of a job that goes on which called something else than their peers, and agree with them since."""
+    """Ranks of a job that goes on which called something else than their peers, once or ever since."""
     known, standing = case.known, case.standing
     if standing is None or standing.cause is not Cause.PROGRESS or known.ledger is None or known.stage_of is None:
         return
@@ -115,11 +115,10 @@ def conflict(case: Case) -> Iterator[Hypothesis]:
             suspect = caller(group, rank, operation, Cause.RUNS_ON, f"{called} where its peers called {usual}")
             suspects.append(replace(suspect, place=replace(suspect.place, stage=found.stages.get(rank, ""))))
             lines.append(f"{group.members[rank][0].label} called {called} as #{found.sequence}, its peers {usual}")
-        seen = f"; so in {found.times} of the last operations" if found.times > 1 else ""
+        since = f"{found.ago} operations have been called since, alike on all ranks; " if found.ago else ""
+        seen = f"so in {found.times} of the last operations"
         tie = "; which of them is wrong does not show" if found.others is None else ""
-        lines.append(
-            f"communicator {group.hash:016x}: {found.ago} operations have been called since, alike on all ranks{seen}{tie}"
-        )
+        lines.append(f"communicator {group.hash:016x}: {since}{seen}{tie}")
     if suspects:
         yield naming(VerdictClass.INCONSISTENT, suspects, victims, 0.9, map(told, lines), planes=CALLS)
 

@@ -145,8 +145,8 @@ RULES = (
          "A process runs in each period of its CPU limit (cpu.max, 100 ms): it crawls, and does not hang.",
          NETWORK | FROM_CALLS | FROM_ENDS | {"cycle"}),
     Rule("conflict", Stratum.BESIDE, explain_calls.conflict,
-         "NCCL compares nothing: as long as as many messages go as are waited for, the job goes on with what it got. Ranks "
-         "lined up by counts that need no guess agree again afterwards, and nowhere better when one is moved on or back."),
+         "NCCL compares nothing: as long as as many messages go as are waited for, the job goes on with what it got. Lined up by "
+         "counts that need no guess, ranks agree again, or never and in no other place: nobody else calls what they call."),
     Rule("newcomers", Stratum.BESIDE, beside.newcomers,
          "Progress is told by comparing two samples of a process.",
          FROM_MEMORY | FROM_CALLS | NETWORK | {"tcp-slow", "halted", "creation", "ended-behind"}),

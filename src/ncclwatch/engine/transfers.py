@@ -57,7 +57,7 @@ def _dense(values: Column) -> Column:
     return np.asarray(np.unique(values, return_inverse=True)[1].reshape(-1), np.int64)
 
 
-def matching(wanted: Sequence[Column], among: Column) -> Column:
+def matching(wanted: Sequence[Column], among: Sequence[Column] | Column) -> Column:
     """For each row of the columns ``wanted`` the first one of those of ``among`` that is equal; else -1. O(n log n)."""
     mixed, size = _mixed([np.concatenate(both) for both in zip(among, wanted, strict=True)]), len(among[0])
     order = np.append(np.argsort(mixed[:size], kind="stable"), -1)

@@ -371,6 +371,14 @@ class ProcessSample:
         """
         return replace(self, run_state="X", time_ns=time_ns, wall_ns=wall_ns, duration_ns=0, operations=(), pending=())
 
+    def unread(self, time_ns: int, wall_ns: int, run_state: str, why: str) -> ProcessSample:
+        """What is known of a process whose memory could not be read at these times: its communicators as last seen, nothing of
+        what is under way, and why under ``unavailable``.
+        """
+        unavailable = {**self.unavailable, f"memory of process {self.process.pid}": why}
+        again = self.ended(time_ns, wall_ns)
+        return replace(again, run_state=run_state, unavailable=unavailable)
+
     @property
     def largest(self) -> Communicator | None:
         """The largest communicator, of several the first made (by address)."""

@@ -24,12 +24,15 @@ PATIENCE = 8
 """Looks in a row at which the reader sleeps in the kernel (state D). One that waits for a CPU does not, however long it takes."""
 
 
+WHY = "for one of its threads sleeps and holds its memory map (ps hangs on it as well)"
+
+
 class HeldError(TargetError):
     """The memory map of a process is held by one of its own threads."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(
-            f"process {pid} cannot be looked into: one of its threads sleeps and holds its memory map (ps hangs on it as well)",
+            f"process {pid} cannot be looked into, {WHY}",
             f"see where it sleeps: `cat /proc/{pid}/task/*/wchan`; mostly in a file system or a driver",
         )
 

@@ -106,6 +106,16 @@ def test_every_iteration_anew() -> None:
     assert any("so in 20 of" in line for line in told[-1].evidence) or "so in 19 of" in " ".join(told[-1].evidence)
 
 
+@pytest.mark.parametrize("before", [10, 0], ids=["from-some-call-on", "from-its-first-call"])
+def test_another_size_in_every_call_ever_since(before: int) -> None:
+    """No place among the calls of the others agrees with it, for none of them calls that."""
+    usual = "aarg" * 20
+    _, told = run([usual, usual, usual[: 4 * before] + "bbrg" * (20 - before), usual])
+    assert told[-1].verdict_class is VerdictClass.INCONSISTENT, told[-1].summary
+    assert [culprit.rank for culprit in told[-1].culprits] == [2]
+    assert any("so in " in line for line in told[-1].evidence), told[-1].evidence
+
+
 @pytest.mark.parametrize(
     ("called", "born"),
     [
@@ -119,6 +129,10 @@ def test_every_iteration_anew() -> None:
         (["aarg" * 20, "aarg" * 20, "aarg" * 19 + "aarb", "aarg" * 20], True),
         # A gap nobody knows of yet: from there on nearly everything differs.
         (["aarg" * 20, "aarg" * 10 + "aarga" * 8, "aarg" * 20, "aarg" * 20], True),
+        # From some call on what others call elsewhere, ever since: its place may be wrong.
+        (["aart" * 20, "aart" * 20, "aart" * 10 + "ttar" * 10, "aart" * 20], True),
+        # Another size ever since, of a rank whose place nothing tells.
+        (["aarg" * 20, "aarg" * 20, "bbrg" * 20, "aarg" * 20], False),
         # Equal sides of which neither is unheard of.
         (["ab" * 40, "ab" * 20 + "ba" + "ab" * 19], True),
     ],
