@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Have dumps made while a job still hangs: for `ncclwatch attach ... --on-verdict "dumps.py --pipe /tmp/nccl_pipe_ --keep /var/lib/dumps"`.
+"""Have dumps made while a job still hangs: for `ncclwatch attach ... --on-verdict "dumps.py --pipe /tmp/trace_ --keep DIR"`.
 
 --pipe PREFIX asks PyTorch for a dump of its Flight Recorder: a line is written into every PREFIX*.pipe of this node
 (TORCH_NCCL_DEBUG_INFO_PIPE_FILE=PREFIX and TORCH_NCCL_TRACE_BUFFER_SIZE in the job's environment; PyTorch writes where
 TORCH_NCCL_DEBUG_INFO_TEMP_FILE says). --ras HOST:PORT keeps what NCCL's RAS answers; --py-spy keeps the Python stacks of the
-culprits that are on this node. Both write into --keep. Asking RAS has crashed jobs of some releases (`ncclwatch explain --release`).
+culprits that are on this node. Both write into --keep. Asking RAS has crashed jobs of some releases: NVIDIA/nccl#1762, #2346.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def ask_pipe(path):
 
 
 def ask_ras(host, port):
-    """The answer of NCCL's RAS as text; raises OSError. A stopped process of the node may take a connection: then the next one."""
+    """The answer of NCCL's RAS as text; raises OSError. A stopped process may take a connection: then it is tried again."""
     until = time.monotonic() + SECONDS
     while True:
         with socket.create_connection((host, port), timeout=2.0) as talk:
