@@ -128,7 +128,10 @@ def main():
     if verdict.get("class") not in asked.classes.split(",") or not ID.fullmatch(str(verdict.get("id"))):
         print("nothing to do for class %s" % verdict.get("class"))
         return 0
-    for path in sorted(path for prefix in asked.pipe for path in glob.glob(glob.escape(prefix) + "*.pipe"))[:MAX_PIPES]:
+    pipes = sorted(path for prefix in asked.pipe for path in glob.glob(glob.escape(prefix) + "*.pipe"))[:MAX_PIPES]
+    if asked.pipe and not pipes:
+        print("no pipe on this node begins with %s" % " or ".join(asked.pipe))
+    for path in pipes:
         print("%s: %s" % (path, "would be asked for its dump" if asked.dry_run else ask_pipe(path)))
     well = True
     for name, read in wanted(asked, verdict):
