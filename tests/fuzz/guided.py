@@ -62,7 +62,9 @@ def main() -> None:
             "findings": [[kind, where, finding.file_name] for (kind, where), finding in found.items()],
             "whole": last,
         }
-        (folder / "result.json").write_text(json.dumps(data))
+        # At once: whoever ends this process at its time may do so in the middle of a word.
+        (folder / "result.new").write_text(json.dumps(data))
+        (folder / "result.new").replace(folder / "result.json")
 
     def one(data: bytes) -> None:
         nonlocal done, told

@@ -1,7 +1,8 @@
 """Scenarios judged from other tools' records alone, SIMULATED: ``python -m score.by_source [--set ci|full] [--markdown FILE]``.
 
 Each job is simulated, written as the tool would have written it, and judged from these files. Flight Recorder dumps, RAS and
-debug logs tell hangs only, and must not accuse anybody of a slow job; rank logs are to name who is slow.
+debug logs tell hangs only, and must not accuse anybody of a slow job; rank logs are to name who is slow. Traces of GPUs tell who
+is slow and no hangs, the Inspector neither (its class is told, and nobody is named).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from ncclwatch.errors import NcclwatchError
 from ncclwatch.ingest.folders import find
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.simulate.flight_recorder import DumpWriter
+from ncclwatch.simulate.gpu_traces import write_kineto, write_nsight
+from ncclwatch.simulate.inspector import write_inspector
 from ncclwatch.simulate.nccl_logs import nccl_logs
 from ncclwatch.simulate.rank_logs import write_rank_logs
 from ncclwatch.simulate.ras_answers import ras_answer
@@ -69,15 +72,20 @@ def write_hashed_logs(timeline: Timeline, folder: Path) -> None:
 
 
 ASKED_S = (10.0, 26.0)
-SOURCES: dict[str, Callable[[Timeline, Path], None]] = {
+SOURCES: dict[str, Callable[[Timeline, Path], object]] = {
     "Flight Recorder, with timing": write_flight_recorder,
     "Flight Recorder": write_untimed,
     "rank logs": write_logs,
     "rank logs with groupHash": write_hashed_logs,
     "RAS, two answers": write_ras,
     "NCCL debug logs": write_nccl_logs,
+    "Kineto": write_kineto,
+    "Nsight Systems": write_nsight,
+    "Inspector": write_inspector,
 }
-TELL_SLOWNESS = frozenset({"rank logs", "rank logs with groupHash"})
+TELL_SLOWNESS = frozenset({"rank logs", "rank logs with groupHash", "Kineto", "Nsight Systems"})
+TELL_NO_HANGS = frozenset({"Kineto", "Nsight Systems", "Inspector"})
+"""What is not in a trace proves nothing: nobody may be accused of a hang by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +115,7 @@ def judge_by(scenario: Scenario, source: str, timeline: Timeline) -> Outcome:
     verdict = jobs[0].verdicts[0] if jobs else None
     named = {culprit.rank for culprit in verdict.culprits} if verdict is not None else set()
     expect = scenario.expect
-    if expect.score_class.quiet or (expect.score_class in SLOW and source not in TELL_SLOWNESS):
+    if _is_quiet(expect.score_class, source):
         quiet = verdict is None or not verdict.verdict_class.accuses
         return Outcome(scenario, source, verdict, quiet, quiet)
     wanted = set(expect.ranks)
@@ -117,6 +125,18 @@ def judge_by(scenario: Scenario, source: str, timeline: Timeline) -> Outcome:
     among = fits and not place and said is VerdictClass.HARDWARE and bool(inside) and inside <= named
     beside = said is VerdictClass.UNKNOWN and not place and bool(wanted) and wanted <= named
     return Outcome(scenario, source, verdict, place, place and fits, among, beside)
+
+
+def _is_quiet(fault: ScoreClass, source: str) -> bool:
+    """Whether nobody may be accused."""
+    return fault.quiet or (source not in TELL_SLOWNESS if fault in SLOW else source in TELL_NO_HANGS)
+
+
+def _others(outcome: Outcome) -> bool:
+    """Whether anybody is named who is not at fault; of a job in which nobody is, anybody."""
+    expect = outcome.scenario.expect
+    named = {culprit.rank for culprit in outcome.verdict.culprits} if outcome.verdict is not None else set()
+    return not outcome.place and not named <= {*expect.ranks, *expect.also}
 
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
@@ -132,8 +152,8 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
     for (fault, source), found in sorted(rows.items()):
         accused = [one for one in found if one.verdict is not None and one.verdict.verdict_class.accuses]
         unknown = [one for one in found if one.place and one.verdict and one.verdict.verdict_class is VerdictClass.UNKNOWN]
-        quiet = ScoreClass(fault).quiet or (ScoreClass(fault) in SLOW and source not in TELL_SLOWNESS)
-        wrong = [one for one in accused if not one.place and not one.among]
+        quiet = _is_quiet(ScoreClass(fault), source)
+        wrong = [one for one in accused if not one.among and _others(one)]
         lines.append(
             f"| {fault} | {source} | {len(found)} | {sum(one.place for one in found)} | {sum(one.right for one in found)} | "
             f"{sum(one.among for one in found)} | {'–' if quiet else len(unknown)} | "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from numpy.typing import NDArray
 from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.cli.verdicts import print_verdicts
 from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.collect.ledger import Ledger
+from ncclwatch.engine.job import Job
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.session import DiagnosisSession
+from ncclwatch.engine.slow.order import CallOrder, by_process
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.engine.verdict import severity
@@ -98,9 +102,10 @@ def judge_ingested(ingested: Ingested, slow: SlowRule | None = None) -> list[Ver
     for number, view in enumerate((View(ingested.batches, ingested.amend), *ingested.views)):
         if said and said[0].verdict_class.accuses and not view.over(said[0]):
             continue
-        watch = (slow or SlowRule()).watch() if view.in_order else _NoOrder()
+        watch = (slow or SlowRule()).watch() if ingested.slowness else _NoPace(in_order=view.in_order)
         namer = StageNamer() if ingested.stages else _NoStages()
-        found = [view.amend(verdict) for verdict in _stand(view.batches, LiveDiagnosis(slow=watch, namer=namer))]
+        diagnosis = LiveDiagnosis(ledger=Ledger(depth=ingested.depth), slow=watch, namer=namer)
+        found = [view.amend(verdict) for verdict in _stand(view.batches, diagnosis)]
         if number == 0 or any(verdict.verdict_class.accuses for verdict in found):
             said = found
     blind = ingested.blind
@@ -121,11 +126,25 @@ class _NoStages(StageNamer):
         """Not needed."""
 
 
-class _NoOrder(SlowWatch):
-    """Takes no order of calls."""
+class _NoPace(SlowWatch):
+    """Takes the order of calls, where that is known, and no times: nobody is slow by these."""
+
+    def __init__(self, *, in_order: bool) -> None:
+        super().__init__()
+        self._in_order = in_order
 
     def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> None:
+        """Keep the order in which each process made them."""
+        if not self._in_order:
+            return
+        calls, bounds = by_process(events)
+        for start, end in pairwise(bounds):
+            key = source, int(calls["pid"][start])
+            self.cadences.orders.setdefault(key, CallOrder()).add(calls[start:end])
+
+    def judge(self, job: Job, verdict: Verdict, *_: Any, **__: Any) -> Verdict:
         """Not needed."""
+        return verdict
 
 
 def _stand(batches: Iterable[NodeBatch], diagnosis: LiveDiagnosis) -> list[Verdict]:

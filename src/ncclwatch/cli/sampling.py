@@ -5,7 +5,6 @@ One that cannot be read never fails the others: it becomes a ``Problem``, which 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,6 +16,7 @@ from ncclwatch.collect.watched import Problem, Readable, Watched, nothing_read
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.model.state import ProcessSample
+from ncclwatch.side_by_side import side_by_side
 
 
 class Watch:
@@ -75,7 +75,6 @@ class Watch:
 
 MANY_FILES = 16
 """From so many on a snapshot file a CPU is decoded at a time: a process of its own costs as much as one or two files do."""
-MOST_PROCESSES = 8
 CHUNK = 4
 """Files that a process decodes before it hands them over."""
 
@@ -96,17 +95,8 @@ def load_files(files: Iterable[Path]) -> tuple[list[Sequence[ProcessSample]], li
 
 def _loaded(files: Sequence[Path]) -> Iterator[list[list[ProcessSample]] | NcclwatchError]:
     """What each file holds, in order; of many, by as many processes as there are CPUs for them."""
-    workers = min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
-    if len(files) < MANY_FILES or workers < 2:
-        yield from map(_load, files)
-        return
-    # Late: who looks at live processes need not wait for it.
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
-    # A fork has all modules already. Nothing runs beside it here: no thread was begun.
-    with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
-        yield from pool.map(_load, files, chunksize=CHUNK)
+    # Nothing runs beside it here: no thread was begun.
+    yield from side_by_side(_load, files, chunk=CHUNK) if len(files) >= MANY_FILES else map(_load, files)
 
 
 def _load(file: Path) -> list[list[ProcessSample]] | NcclwatchError:

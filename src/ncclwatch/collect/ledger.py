@@ -225,8 +225,7 @@ class Ledger:
         while self.depth > SHALLOWEST and (len(self.called) + more) * self.depth * OPERATION_DTYPE.itemsize > HISTORY_BYTES:
             self._halve_depth()
         self.from_birth, self.called, self.before, self.operations = (
-            np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)])
-            for array in (self.from_birth, self.called, self.before, self.operations)
+            _grown(array, more) for array in (self.from_birth, self.called, self.before, self.operations)
         )
 
     def _halve_depth(self) -> None:
@@ -252,6 +251,13 @@ class Ledger:
         if not max(0, called - self.depth) <= ordinal < called:
             return None
         return Signature(*self.operations[list(_AGREED)][row, ordinal % self.depth].tolist())
+
+
+def _grown(array: NDArray[Any], more: int) -> NDArray[Any]:
+    """With room for more rows. (Joining arrays of several columns would copy them column by column.)"""
+    grown = np.zeros((len(array) + more, *array.shape[1:]), array.dtype)
+    grown[: len(array)] = array
+    return grown
 
 
 _AGREED = ("function", "count", "datatype", "redop", "peer")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.collect.ledger import DEEPEST
 from ncclwatch.errors import TargetError
 from ncclwatch.model.verdict import Verdict
 
@@ -69,6 +70,10 @@ class Ingested:
     """What it was made of, for who joins it with another format of the same job (:mod:`ncclwatch.ingest.joined`)."""
     stages: bool = True
     """Whether stages of an iteration may be learned from its calls: that takes long, and a format may name them itself."""
+    slowness: bool = True
+    """Whether slowness may show in its calls: else the times of iterations, which take long, are left alone."""
+    depth: int = DEEPEST
+    """Collectives of one rank on one communicator that its batches hold at most: for more no room is made."""
     views: Sequence[View] = ()
     """Further views of the job, in the order in which they are judged."""
     amend: Callable[[Verdict], Verdict] = unchanged

@@ -23,10 +23,13 @@ from ncclwatch.ingest.flight_recorder_job import FlightJob
 from ncclwatch.ingest.flight_recorder_rank import LEAST_KEPT, RankDump, State, read_rank
 from ncclwatch.ingest.flight_recorder_words import BEGUN, CALLED, ENDED, Wording, amend, with_lines
 from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.side_by_side import side_by_side
 from ncclwatch.text import clean, compressed
 
 MOST_WITH_PATTERNS = 32
 """Fact: in larger jobs the engine asks few for a broken pattern of calls (``ASKED``, engine/call_order.py): fewer calls do."""
+MANY_FILES, CHUNK = 64, 8
+"""From so many dumps on one a CPU is read at a time, so many of them by a process before it hands them over."""
 _RANK = re.compile(r"rank[_\-.]?(\d{1,7})", re.IGNORECASE)
 _LAST = re.compile(r"(\d{1,7})(?=\D*$)")
 _SUFFIX = re.compile(r"\.(json|pkl|pickle|bin|dump|trace)$", re.IGNORECASE)
@@ -86,17 +89,27 @@ def _with_problems(ingested: Ingested, problems: Sequence[str]) -> Ingested:
 def _read_job(prefix: str, files: dict[int, Path]) -> Ingested | list[str]:
     ranks: list[RankDump] = []
     problems: list[str] = []
-    least = LEAST_KEPT if len(files) <= MOST_WITH_PATTERNS else 0
-    # Between two files the collector would walk all that the first has left.
-    with collector_at_rest():
-        for rank, file in sorted(files.items()):
-            try:
-                ranks.append(read_rank(read_dump(file), rank, least))
-            except IngestError as error:
-                problems.append(str(error))
-    if not ranks:
-        return problems
-    return ingested_of(FlightJob(ranks), prefix, problems)
+    lists: dict[tuple[int, ...], tuple[int, ...]] = {}
+    work = partial(_read_rank, least=LEAST_KEPT if len(files) <= MOST_WITH_PATTERNS else 0)
+    named = sorted(files.items())
+    for found in side_by_side(work, named, chunk=CHUNK) if len(named) >= MANY_FILES else map(work, named):
+        if isinstance(found, IngestError):
+            problems.append(str(found))
+            continue
+        # Another process shares no list of members with this one: those of a thousand ranks would be a thousand.
+        found.members = {name: lists.setdefault(members, members) for name, members in found.members.items()}
+        ranks.append(found)
+    return ingested_of(FlightJob(ranks), prefix, problems) if ranks else problems
+
+
+def _read_rank(named: tuple[int, Path], least: int) -> RankDump | IngestError:
+    rank, file = named
+    try:
+        # The collector would walk all that a dump holds.
+        with collector_at_rest():
+            return read_rank(read_dump(file), rank, least)
+    except IngestError as error:
+        return error
 
 
 def ingested_of(job: FlightJob, prefix: str, problems: Sequence[str] = (), notes: Sequence[str] = ()) -> Ingested:
@@ -108,8 +121,8 @@ def ingested_of(job: FlightJob, prefix: str, problems: Sequence[str] = (), notes
         views.append(_view(job, State.COMPLETED, ENDED))
     return Ingested(
         batches=_Batches(job, State.SCHEDULED), problems=tuple(problems), blind=tuple(_blind(job)),
-        notes=(*_notes(job, prefix), *notes), job=prefix, source=job, stages=False, views=tuple(views),
-        amend=partial(amend, job, CALLED), finish=partial(with_lines, job),
+        notes=(*_notes(job, prefix), *notes), job=prefix, source=job, stages=False, slowness=False, depth=job.depth,
+        views=tuple(views), amend=partial(amend, job, CALLED), finish=partial(with_lines, job),
     )  # fmt: skip
 
 

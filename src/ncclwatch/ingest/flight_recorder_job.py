@@ -107,6 +107,8 @@ class FlightJob:
         self.base = 0 if zero else 1
         self.ended_known = self._backends(State.COMPLETED)
         self.begun_known = self._backends(State.STARTED) if all(one.begun_known for one in self.ranks) else frozenset()
+        for one in self.ranks:
+            one.entries["open"] = self._open(one)
         self.parts = {one.rank: self._parts(one) for one in self.ranks}
         self._count_proven()
         self.moments = self._moments()
@@ -174,6 +176,11 @@ class FlightJob:
         return newest, max(newest + 1, min(written, expires) if expires > newest else written)
 
     @property
+    def depth(self) -> int:
+        """Collectives of a rank on a group that are looked at, at most; 1 where there is none."""
+        return max((len(part.rows) for parts in self.parts.values() for part in parts), default=1) or 1
+
+    @property
     def partial(self) -> list[int]:
         """Ranks of which another record tells the calls alone."""
         return [one.rank for one in self.ranks if one.partial]
@@ -189,10 +196,16 @@ class FlightJob:
         """How long nothing had moved when the job was dumped."""
         return (self.moments[1] - self.moments[0]) / 1e9
 
-    def is_open(self, one: RankDump, rows: NDArray[Any]) -> bool:
-        """Whether a rank may wait in any of these entries."""
-        known = [number for number, backend in enumerate(one.backends) if backend in self.ended_known]
-        return bool(((rows["state"] != State.COMPLETED) | ~np.isin(rows["backend"], known)).any())
+    def _open(self, one: RankDump) -> NDArray[np.bool_]:
+        """In which of its entries a rank may wait: those that have not ended, and all of backends that do not tell."""
+        silent = np.array([backend not in self.ended_known for backend in one.backends] or [True])
+        found: NDArray[np.bool_] = (one.entries["state"] != State.COMPLETED) | silent[one.entries["backend"]]
+        return found
+
+    @property
+    def waiting(self) -> list[int]:
+        """Ranks that may wait in a collective."""
+        return [one.rank for one in self.ranks if any(part.rows["open"].any() for part in self.parts[one.rank])]
 
     def all_inside(self, group: Group) -> tuple[int, int] | None:
         """The oldest open collective of a group (number, function), where it is the same on all its ranks and they are known to
@@ -247,7 +260,7 @@ class FlightJob:
         group, rank = part.group, part.group.places[one.rank]
         others = [(rank - 1) % len(group.ranks), (rank + 1) % len(group.ranks)]
         others += [group.places[number] for number in self.missing if number in group.places]
-        open_here = self.is_open(one, part.rows) or self.is_open(one, part.messages)
+        open_here = part.rows["open"].any() or part.messages["open"].any()
         ways = tuple((0, peer, Direction.SEND, Transport.UNKNOWN) for peer in sorted({*others} - {rank}) if open_here)
         return Communicator(
             address=group.address, hash=group.hash, rank=rank, nranks=len(group.ranks), name=group.name.about,
@@ -261,38 +274,26 @@ class FlightJob:
         return int(come.max(initial=self.base - 1)) - self.base + 1
 
     def _events(self, one: RankDump, least: State) -> NDArray[Any]:
-        found = []
-        for part in self.parts[one.rank]:
-            if part.from_birth:
-                made = np.zeros(1, EVENT_DTYPE)
-                made["kind"], made["function"] = Kind.LEAVE, Function.COMM_INIT_RANK
-                found.append(self._placed(made, one, part))
-            if not part.known:
-                continue
-            rows = part.rows[part.rows["state"] >= least]
-            if least is State.SCHEDULED or bool((np.diff(rows["sequence"]) == 1).all()):
-                found.append(self._calls(rows, one, part))
-            found.append(self._calls(part.messages[part.messages["state"] >= least], one, part))
-        if not found:
-            return np.zeros(0, EVENT_DTYPE)
-        events = np.concatenate(found)
+        told = [(part, _told(part, least)) for part in self.parts[one.rank]]
+        events = np.zeros(sum(part.from_birth + len(rows) for part, rows in told), EVENT_DTYPE)
+        events["pid"] = events["tid"] = FIRST_PID + one.rank
+        events["flags"], at = Flag.COMM_READ, 0
+        for part, rows in told:
+            made = events[at : at + part.from_birth + len(rows)]
+            made["comm"], made["comm_hash"] = part.group.address, part.group.hash
+            made["rank"], made["nranks"] = part.group.places[one.rank], len(part.group.ranks)
+            made[: part.from_birth]["kind"], made[: part.from_birth]["function"] = Kind.LEAVE, Function.COMM_INIT_RANK
+            self._call(made[part.from_birth :], rows)
+            at += len(made)
         return events[np.argsort(events["time_ns"], kind="stable")]
 
-    def _calls(self, rows: NDArray[Any], one: RankDump, part: Part) -> NDArray[Any]:
-        events = np.zeros(len(rows), EVENT_DTYPE)
-        events["kind"], events["redop"] = Kind.ENTER, 0
-        for name in ("function", "datatype", "peer"):
+    def _call(self, events: NDArray[Any], rows: NDArray[Any]) -> None:
+        """Fill events of calls in."""
+        events["kind"] = Kind.ENTER
+        for name in ("function", "datatype", "peer", "count"):
             events[name] = rows[name]
-        events["count"], events["time_ns"] = rows["count"], np.maximum(rows["created_ns"], 0)
+        events["time_ns"] = np.maximum(rows["created_ns"], 0)
         events["op_count"] = np.maximum(rows["sequence"] - self.base, 0)
-        return self._placed(events, one, part)
-
-    def _placed(self, events: NDArray[Any], one: RankDump, part: Part) -> NDArray[Any]:
-        group = part.group
-        events["pid"] = events["tid"] = FIRST_PID + one.rank
-        events["flags"], events["comm"], events["comm_hash"] = Flag.COMM_READ, group.address, group.hash
-        events["rank"], events["nranks"] = group.places[one.rank], len(group.ranks)
-        return events
 
 
 def _written(one: RankDump) -> int:
@@ -301,6 +302,17 @@ def _written(one: RankDump) -> int:
 
 def _expires(one: RankDump) -> int:
     return one.expires_ns
+
+
+def _told(part: Part, least: State) -> NDArray[Any]:
+    """The calls of a part that have come as far as ``least``: collectives only where no number is missing between them."""
+    if not part.known:
+        return part.rows[:0]
+    rows = part.rows[part.rows["state"] >= least]
+    if least is not State.SCHEDULED and not bool((np.diff(rows["sequence"]) == 1).all()):
+        rows = rows[:0]
+    messages = part.messages[part.messages["state"] >= least]
+    return np.concatenate([rows, messages]) if len(messages) else rows
 
 
 def host_of(rank: int) -> str:
@@ -321,6 +333,7 @@ def _one_each(rows: NDArray[Any]) -> NDArray[Any]:
     joined = inside[first].copy()
     joined["count"] = np.add.reduceat(inside["count"], first)
     joined["state"] = np.minimum.reduceat(inside["state"], first)
+    joined["open"] = np.logical_or.reduceat(inside["open"], first)
     return joined
 
 

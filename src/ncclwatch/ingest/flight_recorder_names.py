@@ -11,8 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from ncclwatch.model.events import Function
 
@@ -29,31 +28,28 @@ UNTYPED = -1
 """A type that NCCL does not know, or none."""
 
 
-class Sizes(Enum):
-    """Which sizes all ranks of an operation have alike."""
+class Sizes(NamedTuple):
+    """Which sizes all ranks of an operation have alike: keys of an entry, ``tensors`` empty where there are none. ``parts``: it
+    is one part a rank, and NCCL counts a part; parts may differ, the whole does not.
+    """
 
-    INPUT = "input"
-    OUTPUT = "output"
-    INPUT_PARTS = "parts of the input"
-    """Its input is one part a rank, and NCCL counts a part; parts may differ, the whole does not."""
-    OUTPUT_PARTS = "parts of the output"
-    NONE = "none"
-
-    @property
-    def of_output(self) -> bool:
-        """Whether it is the output that is counted."""
-        return self in (Sizes.OUTPUT, Sizes.OUTPUT_PARTS)
+    tensors: str
+    types: str
+    parts: bool = False
 
 
+INPUT, OUTPUT = Sizes("input_sizes", "input_dtypes"), Sizes("output_sizes", "output_dtypes")
+INPUT_PARTS, OUTPUT_PARTS = INPUT._replace(parts=True), OUTPUT._replace(parts=True)
+NONE = INPUT._replace(tensors="")
 _COLLECTIVES = (
-    (r"_?all_?reduce\w*|barrier|sparse_all_reduce", Function.ALL_REDUCE, Sizes.INPUT),
-    (r"_?reduce_?scatter\w*", Function.REDUCE_SCATTER, Sizes.INPUT_PARTS),
-    (r"_?all_?gather\w*", Function.ALL_GATHER, Sizes.OUTPUT_PARTS),
-    (r"_?all_?to_?all\w*", Function.ALL_TO_ALL, Sizes.NONE),
-    (r"_?broadcast\w*", Function.BROADCAST, Sizes.OUTPUT),
-    (r"_?reduce\w*", Function.REDUCE, Sizes.INPUT),
-    (r"_?gather\w*", Function.GATHER, Sizes.INPUT),
-    (r"_?scatter\w*", Function.SCATTER, Sizes.OUTPUT),
+    (r"_?all_?reduce\w*|barrier|sparse_all_reduce", Function.ALL_REDUCE, INPUT),
+    (r"_?reduce_?scatter\w*", Function.REDUCE_SCATTER, INPUT_PARTS),
+    (r"_?all_?gather\w*", Function.ALL_GATHER, OUTPUT_PARTS),
+    (r"_?all_?to_?all\w*", Function.ALL_TO_ALL, NONE),
+    (r"_?broadcast\w*", Function.BROADCAST, OUTPUT),
+    (r"_?reduce\w*", Function.REDUCE, INPUT),
+    (r"_?gather\w*", Function.GATHER, INPUT),
+    (r"_?scatter\w*", Function.SCATTER, OUTPUT),
 )
 _MESSAGE = re.compile(r"(send|recv|recv_?any_?source)\b\s*(?:(\d{1,9})?\s*(->|<-)\s*(\d{1,9}))?", re.IGNORECASE)
 
@@ -66,7 +62,7 @@ class Title:
 
     backend: str
     function: Function
-    sizes: Sizes = Sizes.NONE
+    sizes: Sizes = NONE
     peer: int = -1
     coalesced: bool = False
     message: bool = False
@@ -96,10 +92,9 @@ def elements(entry: Mapping[str, Any], sizes: Sizes, nranks: int) -> int:
 
     Raises ``TypeError`` and ``ValueError`` for what is no list of sizes.
     """
-    if sizes is Sizes.NONE:
+    if not sizes.tensors:
         return 0
-    of_output = sizes is Sizes.OUTPUT or sizes is Sizes.OUTPUT_PARTS
-    tensors = entry.get("output_sizes" if of_output else "input_sizes") or ()
+    tensors = entry.get(sizes.tensors) or ()
     if len(tensors) > MOST_TENSORS:
         raise ValueError("too many tensors")
     total = 0
@@ -109,12 +104,10 @@ def elements(entry: Mapping[str, Any], sizes: Sizes, nranks: int) -> int:
         total += math.prod(tensor)
     if type(total) is not int or not 0 <= total < LARGEST:
         raise ValueError("sizes that no tensor has")
-    if sizes is Sizes.INPUT or sizes is Sizes.OUTPUT or nranks < 1 or total % nranks:
-        return total
-    return total // nranks
+    return total // nranks if sizes.parts and nranks > 0 and not total % nranks else total
 
 
 def datatype(entry: Mapping[str, Any], sizes: Sizes) -> int:
     """``ncclDataType_t`` of the tensors that are compared; -1 where that is not said."""
-    names = entry.get("output_dtypes" if sizes.of_output else "input_dtypes") or ()
+    names = entry.get(sizes.types) or ()
     return DATATYPES.get(names[0], UNTYPED) if names and isinstance(names[0], str) else UNTYPED

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ncclwatch.collect.functions import TYPES, function
-from ncclwatch.ingest.flight_recorder_job import FlightJob, Group
+from ncclwatch.ingest.flight_recorder_job import ALL_TAKE_PART, FlightJob, Group
 from ncclwatch.ingest.flight_recorder_rank import RankDump, State
 
 MOST_STEPS = 1_000_000
@@ -111,6 +111,15 @@ def oldest_open(job: FlightJob, rank: int) -> OpenCall | None:
     """What a rank called first of all that it has not ended; ``None`` where nothing says what has ended."""
     one = next((one for one in job.ranks if one.rank == rank), None)
     return next(iter(_calls_of(job, one)), None) if one is not None else None
+
+
+def left_inside(job: FlightJob, rank: int) -> OpenCall | None:
+    """The oldest that a rank has not ended, where that is a collective that needs all ranks and has ended on another."""
+    call = oldest_open(job, rank)
+    if call is None or call.sequence < 0 or call.function not in ALL_TAKE_PART:
+        return None
+    peers = _peers_rows(job, call.group, rank, call.sequence)
+    return call if any(row["state"] == State.COMPLETED for row in peers) else None
 
 
 def _calls(job: FlightJob) -> dict[int, list[OpenCall]]:

@@ -54,11 +54,14 @@ ENTRY_DTYPE = np.dtype(
             "message",
             "coalesced",
             "backend",
+            "open",
         ],
-        "formats": ["<u2", "<i8", "u1", "i1", "u1", "<i8", "<i4", "<i8", "?", "?", "u1"],
+        "formats": ["<u2", "<i8", "u1", "i1", "u1", "<i8", "<i4", "<i8", "?", "?", "u1", "?"],
     }
 )
-"""One entry. ``group``: index in the rank's list; ``sequence``: ``collective_seq_id``, of a message ``p2p_seq_id``."""
+"""One entry. ``group``: index in the rank's list; ``sequence``: ``collective_seq_id``, of a message ``p2p_seq_id``; ``open``:
+whether the rank may wait in it, which the dumps of all ranks tell (:class:`.flight_recorder_job.FlightJob`).
+"""
 
 
 class GroupName(NamedTuple):
@@ -107,7 +110,9 @@ def read_rank(dump: Dump, rank: int, least: int = LEAST_KEPT) -> RankDump:
         found = []
         for at in range(len(kept)):
             found.append(reader.row(kept[at]))
-        rows[:] = found
+        # A column at a time: numpy takes in rows of several types one value after the other.
+        for name, column in zip(ENTRY_DTYPE.names or (), zip(*found, strict=True), strict=True) if found else ():
+            rows[name] = column
         newest, expires, begun_known = _times(kept)
     except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError) as error:
         where = f"entry {at} of the newest of each group"
@@ -222,7 +227,7 @@ class _Reader:
         return (
             number, sequence, title.function, datatype(entry, title.sizes), _STATES[entry.get("state", "scheduled")],
             elements(entry, title.sizes, self._sizes.get(group.name, 0)), title.peer, entry.get("time_created_ns") or 0,
-            message, title.coalesced, self.backends.get(title.backend, 0),
+            message, title.coalesced, self.backends.get(title.backend, 0), False,
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.ingest.base import IngestError
 from ncclwatch.ingest.flight_recorder_file import read_dump
 from ncclwatch.ingest.flight_recorder_job import FIRST_PID, FlightJob, Group, host_of
-from ncclwatch.ingest.flight_recorder_order import OpenCall, circle, end_of_waits, oldest_open, unlike
+from ncclwatch.ingest.flight_recorder_order import OpenCall, circle, end_of_waits, left_inside, oldest_open, unlike
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, OperationRef, Verdict, VerdictClass
 from ncclwatch.text import clean, compressed
 
@@ -140,10 +140,16 @@ def _operation(operation: OperationRef | None, base: int) -> OperationRef | None
 
 def _inside(job: FlightJob, verdict: Verdict) -> Verdict:
     """Where those that are behind are all the ranks of another group, and all in the same operation of it, or wait for such ranks
-    in the end: it is that which does not end, and these are in it. A dump does not tell which of them, or which link.
+    in the end: it is that which does not end, and these are in it. A dump does not tell which of them, or which link. Where
+    others of that group have ended it, it tells: who has not.
     """
-    named = {culprit.rank for culprit in verdict.culprits}
-    if verdict.verdict_class is not VerdictClass.NOT_ENTERED or len(named) < 2:
+    named = {culprit.rank for culprit in verdict.culprits if culprit.rank is not None}
+    if verdict.verdict_class is not VerdictClass.NOT_ENTERED or "left-out" in verdict.rules:
+        return verdict
+    left = {rank: call for rank in sorted(named) if (call := left_inside(job, rank)) is not None}
+    if len({call.key for call in left.values()}) == 1 and named <= {*left, *(call := next(iter(left.values()))).group.ranks}:
+        return _in_it(verdict, call, [*left], alone=True)
+    if len(named) < 2:
         return verdict
     for group in job.groups.values():
         number = job.all_inside(group) if len(group.ranks) > 1 and named == set(group.ranks) else None
@@ -153,13 +159,14 @@ def _inside(job: FlightJob, verdict: Verdict) -> Verdict:
     return _in_it(verdict, *found) if found is not None and named > set(found[1]) else verdict
 
 
-def _in_it(verdict: Verdict, call: OpenCall, ranks: Sequence[int]) -> Verdict:
-    """These ranks are in an operation that does not end."""
+def _in_it(verdict: Verdict, call: OpenCall, ranks: Sequence[int], *, alone: bool = False) -> Verdict:
+    """These ranks are in an operation that does not end; ``alone``: on others it has."""
     group, name = call.group, function(call.function).name
     operation = OperationRef(name, call.sequence if call.sequence >= 0 else None)
     reference = CommunicatorRef(f"{group.hash:016x}", len(group.ranks), group.label)
     what = call.text if call.sequence >= 0 else f"a message between them on {group.label}"
-    reason = f"is in {what}, which all its ranks have called and none has ended"
+    reason = f"is in {what}, which {'others have ended' if alone else 'all its ranks have called and none has ended'}"
+    said = "others have ended it, and it does not end there" if alone else "all have called it, and none ends it"
     return replace(
         verdict, verdict_class=VerdictClass.HARDWARE, operation=operation, communicator=reference,
         culprits=tuple(
@@ -168,8 +175,8 @@ def _in_it(verdict: Verdict, call: OpenCall, ranks: Sequence[int]) -> Verdict:
             ) for rank in ranks
         ),
         victims=tuple(rank for rank in verdict.victims if rank not in ranks),
-        summary=f"{_ranks(ranks)} hold up the job in {what}: all have called it, and none ends it",
-        confidence=min(verdict.confidence or ALL_INSIDE, ALL_INSIDE), stage=group.name.about,
+        summary=f"{_ranks(ranks)} {'hold' if len(ranks) > 1 else 'holds'} up the job in {what}: {said}",
+        confidence=verdict.confidence if alone else min(verdict.confidence or ALL_INSIDE, ALL_INSIDE), stage=group.name.about,
         next_steps=("look for GPU and NIC errors on the hosts of these ranks: `dmesg -T | grep -iE 'xid|mlx5|link'`",),
     )  # fmt: skip
 
@@ -199,7 +206,7 @@ def _unlike(job: FlightJob, verdict: Verdict) -> Verdict:
 
 def _nobody(job: FlightJob, verdict: Verdict) -> Verdict:
     """Where nobody is named: who wrote no dump, and what all that did are in."""
-    waiting = [one.rank for one in job.ranks if any(job.is_open(one, part.rows) for part in job.parts[one.rank])]
+    waiting = job.waiting
     if not waiting or verdict.verdict_class is not VerdictClass.UNKNOWN:
         return verdict
     if job.missing and _lasted(job):
@@ -257,7 +264,7 @@ def _crossed(job: FlightJob, verdict: Verdict, crossed: Sequence[tuple[int, Open
             communicator=CommunicatorRef(f"{own.group.hash:016x}", len(own.group.ranks), own.group.label),
         ) for rank, own in crossed
     )  # fmt: skip
-    others = {one.rank for one in job.ranks if any(job.is_open(one, part.rows) for part in job.parts[one.rank])} - set(ranks)
+    others = {*job.waiting} - {*ranks}
     return replace(
         verdict, verdict_class=VerdictClass.DEADLOCK, culprits=culprits, victims=tuple(sorted(others)),
         confidence=min(verdict.confidence or CROSSED, CROSSED),

@@ -3,8 +3,8 @@
 Facts: NVIDIA, Nsight Systems user guide, "SQLite Schema Reference": names lie in ``StringIds``; ``CUPTI_ACTIVITY_KIND_KERNEL``
 has ``start`` and ``end`` (ns since the session began), ``deviceId``, ``streamId``, ``globalPid``, ``shortName``;
 ``TARGET_INFO_SESSION_START_TIME.utcEpochNs`` is when it began. Tables are created only when there is something to put into
-them, so ``sqlite_master`` is asked first. Kernels carry no communicator: which ranks share one follows from when collectives
-end (:mod:`.kernel_groups`).
+them, so ``sqlite_master`` is asked first; there is no index. Kernels carry no communicator. Where NVTX was traced, NCCL tells it
+of each call (:mod:`.nsys_calls`); else which ranks share one follows from when collectives end (:mod:`.kernel_groups`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ncclwatch.ingest.base import Format, Ingested, IngestError
 from ncclwatch.ingest.kernel_groups import Seen, join
 from ncclwatch.ingest.kernels import KernelRank, function_of, job_of
+from ncclwatch.ingest.nsys_calls import ENTRIES, EVENTS, NcclCalls, Place, process_of, read_calls
 from ncclwatch.text import clean
 
 MAGIC = b"SQLite format 3\0"
@@ -34,17 +35,28 @@ MOST_STEPS = 4000
 end.
 """
 MOST_FILES = 256
+_DAMAGE = (sqlite3.Error, OSError, UnicodeDecodeError)
+"""What a damaged file raises; the last for text, and for a message of SQLite's with text in it, that is no UTF-8."""
 NEEDED = ("start", "end", "deviceId", "streamId", "shortName")
 
 
 @dataclass(slots=True)
 class _Process:
-    """The NCCL kernels of one process on one GPU, by stream."""
+    """The NCCL kernels of one process on one GPU, by communicator where that is known, else by stream. ``place``: its rank."""
 
     source: str
     device: int
+    place: Place | None = None
+    communicators: dict[int, list[Seen]] = field(default_factory=lambda: defaultdict(list))
     streams: dict[int, list[Seen]] = field(default_factory=lambda: defaultdict(list))
     nameless: int = 0
+
+
+class _Launch(NamedTuple):
+    """When the host launched a kernel (ns since the session began), and of which communicator its operation is."""
+
+    start: int
+    communicator: int | None
 
 
 class Nsys(Format):
@@ -60,7 +72,7 @@ class Nsys(Format):
         try:
             with closing(_open(path)) as database:
                 names = _tables(database)
-        except (sqlite3.Error, OSError):
+        except _DAMAGE:
             return False
         return STRINGS in names and any(name.startswith(("CUPTI_", "TARGET_INFO_", "NVTX_")) for name in names)
 
@@ -78,10 +90,8 @@ def _job(folder: Path, files: Sequence[Path]) -> Ingested:
     for file in files[:MOST_FILES]:
         try:
             processes += _read(file, problems)
-        except sqlite3.Error as error:
-            problems.append(f"{clean(str(file), 200)}: {clean(str(error), 160)}")
-        except OSError as error:
-            problems.append(f"{clean(str(file), 200)}: {error.strerror or 'cannot be read'}")
+        except _DAMAGE as error:
+            problems.append(f"{clean(str(file), 200)}: {clean(getattr(error, 'strerror', None) or str(error), 160)}")
     if not processes:
         raise IngestError(problems[0] if problems else "no NCCL kernel", "export with `nsys export --type sqlite`, CUDA traced")
     ranks, told = _ranks(processes)
@@ -122,20 +132,24 @@ def _read(path: Path, problems: list[str]) -> list[_Process]:
             problems.append(f"{name}: table {KERNELS} has no column {lacking[0]}")
             return []
         begun = _begun(database, tables)
+        calls = read_calls(database) if {EVENTS, ENTRIES} <= tables else NcclCalls()
+        launches = _launches(database, calls) if RUNTIME in tables and "correlationId" in columns else {}
         found: dict[tuple[int, int], _Process] = {}
         number = 0
-        for text, begin, end, device, stream, pid, launched in _rows(database, tables, columns):
+        for text, begin, end, device, stream, pid, correlation in _rows(database, columns):
             number += 1
             if not all(isinstance(value, int) and 0 <= value < 1 << 62 for value in (begin, end, device, stream)) or end < begin:
                 problems.append(f"{name}: {KERNELS}: NCCL kernel {number} has no times, or no stream")
                 break
-            process = found.setdefault((pid if isinstance(pid, int) else 0, device), _Process(clean(path.name, 80), device))
+            own = process_of(pid) if isinstance(pid, int) else 0
+            process = found.setdefault((own, device), _Process(clean(path.name, 80), device, calls.places.get((own, device))))
             function = function_of(text) if isinstance(text, str) else None
             if function is None:
                 process.nameless += 1
                 continue
-            call = launched if isinstance(launched, int) and 0 <= launched <= begin else begin
-            process.streams[stream].append(Seen(int(function), begun + begin, begun + end, begun + call))
+            start, communicator = launches.get((own, correlation), (begin, None))
+            seen = Seen(int(function), begun + begin, begun + end, begun + (start if start <= begin else begin))
+            (process.streams[stream] if communicator is None else process.communicators[communicator]).append(seen)
         if number >= MOST_KERNELS:
             problems.append(f"{name}: more than {MOST_KERNELS} NCCL kernels: the others were left out")
     return [found[key] for key in sorted(found)]
@@ -150,41 +164,64 @@ def _begun(database: sqlite3.Connection, tables: set[str]) -> int:
     return 1
 
 
-def _rows(database: sqlite3.Connection, tables: set[str], columns: set[str]) -> Iterator[tuple[Any, ...]]:
-    """NCCL kernels by their begin: name, start, end, device, stream, process, start of the call that launched it."""
+_NCCL = f"FROM {KERNELS} k JOIN {STRINGS} s ON s.id = k.shortName WHERE s.value LIKE 'nccl%'"
+
+
+def _rows(database: sqlite3.Connection, columns: set[str]) -> Iterator[tuple[Any, ...]]:
+    """NCCL kernels by their begin: name, start, end, device, stream, process, number of their launch."""
     process = "k.globalPid" if "globalPid" in columns else "0"
-    launched, join = "NULL", ""
-    if RUNTIME in tables and "correlationId" in columns and {"correlationId", "start"} <= _columns(database, RUNTIME):
-        # A correlation id is unique within a process; of a kernel there is one launch.
-        same = " AND (r.globalTid / 16777216) = (k.globalPid / 16777216)" if process != "0" else ""
-        launched = f"(SELECT MIN(r.start) FROM {RUNTIME} r WHERE r.correlationId = k.correlationId{same})"  # noqa: S608
-        if len(_indexed(database, RUNTIME)) == 0:
-            launched = "NULL"  # without an index the search would be quadratic: the kernel's begin stands in
-    query = (
-        f"SELECT s.value, k.start, k.end, k.deviceId, k.streamId, {process}, {launched} FROM {KERNELS} k "  # noqa: S608
-        f"JOIN {STRINGS} s ON s.id = k.shortName {join}WHERE s.value LIKE 'nccl%' ORDER BY k.start LIMIT {MOST_KERNELS}"
+    launch = "k.correlationId" if "correlationId" in columns else "NULL"
+    yield from database.execute(
+        f"SELECT s.value, k.start, k.end, k.deviceId, k.streamId, {process}, {launch} {_NCCL} "
+        f"ORDER BY k.start LIMIT {MOST_KERNELS}"
     )
-    yield from database.execute(query)
 
 
-def _indexed(database: sqlite3.Connection, table: str) -> list[str]:
+def _launches(database: sqlite3.Connection, calls: NcclCalls) -> dict[tuple[int, int], _Launch]:
+    """Launches of NCCL kernels by process and number, which is unique within a process."""
+    if not {"start", "globalTid", "correlationId"} <= _columns(database, RUNTIME):
+        return {}
     rows = database.execute(
-        "SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = ? AND sql LIKE '%correlationId%'", (table,)
+        f"SELECT globalTid, start, correlationId FROM {RUNTIME} WHERE correlationId IN (SELECT k.correlationId {_NCCL}) "  # noqa: S608
+        f"ORDER BY start LIMIT {MOST_KERNELS}"
     )
-    return [name for (name,) in rows]
+    threads: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for thread, start, number in rows:
+        if isinstance(thread, int) and isinstance(start, int) and isinstance(number, int) and start >= 0:
+            threads[thread].append((start, number))
+    found: dict[tuple[int, int], _Launch] = {}
+    for thread, own in threads.items():
+        told = calls.of_launches(thread, [start for start, _ in own])
+        for (start, number), communicator in zip(own, told, strict=True):
+            found.setdefault((process_of(thread), number), _Launch(start, communicator))
+    return found
+
+
+def _numbers(processes: Sequence[_Process]) -> list[int]:
+    """Which rank each is, where every one has another: as NCCL said when communicators were made, else by the number in a file's
+    name. Empty where neither tells.
+    """
+    places = [process.place for process in processes]
+    said = [place.rank for place in places if place is not None and place.ranks == max(p.ranks for p in places if p)]
+    names = [re.findall(r"rank[_-]?(\d{1,6})", process.source) for process in processes]
+    named = [int(found[-1]) for found in names if found]
+    return next((ranks for ranks in (said, named) if len(ranks) == len(processes) == len(set(ranks))), [])
 
 
 def _ranks(processes: Sequence[_Process]) -> tuple[list[KernelRank], list[str]]:
-    """Processes as ranks: by the number in a file's name where every file has one process and a number, else in their order."""
-    numbers = [re.findall(r"rank[_-]?(\d{1,6})", process.source) for process in processes]
-    named = [int(found[-1]) for found in numbers if found]
-    by_name = len(named) == len(processes) == len(set(named))
-    ranks = named if by_name else list(range(len(processes)))
-    told = [] if by_name else ["which rank a process is the export does not say: they are numbered by file, process and GPU"]
+    """Processes as ranks, with their kernels; and what was taken for what."""
+    ranks = _numbers(processes)
+    told = [] if ranks else ["which rank a process is the export does not say: they are numbered by file, process and GPU"]
     made = [
-        KernelRank(rank, process.source, None, nameless=process.nameless) for rank, process in zip(ranks, processes, strict=True)
+        KernelRank(rank, process.source, None, nameless=process.nameless)
+        for rank, process in zip(ranks or range(len(processes)), processes, strict=True)
     ]
-    left = join([(one, own) for one, process in zip(made, processes, strict=True) for own in process.streams.values()])
+    lists: dict[str, list[tuple[KernelRank, list[Seen]]]] = defaultdict(list)
+    for one, process in zip(made, processes, strict=True):
+        lists[""] += ((one, own) for own in process.streams.values())
+        for communicator, own in process.communicators.items():
+            lists[f"communicator {communicator:016x}"].append((one, own))
+    left = sum(join(own, known) for known, own in lists.items())
     if left:
         told.append(f"{left} NCCL kernels were left out: no other rank's collectives end with them")
     # Two processes of one file must not be one source.

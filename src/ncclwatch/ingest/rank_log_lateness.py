@@ -70,6 +70,8 @@ class Late(NamedTuple):
     """Whether it is the communicator on which the rank calls most."""
     by_kind: bool = False
     """Whether ``usual`` is that of other communicators of its kind."""
+    fewer: bool = False
+    """Whether fewer calls were made than usual: hosts that call ahead of their GPUs may call late at no cost."""
 
     @property
     def gained(self) -> float:
@@ -129,6 +131,7 @@ class Lateness:
                         Late(
                             rank, share, float(of_kind[number]) if kind else normal, begin, begin + self.window, ranks,
                             one.shared.role, bool(slow[number]) or share - normal >= BY_KIND or kind, rank in busiest, kind,
+                            bool(slow[number]),
                         )
                     )  # fmt: skip
 
@@ -164,7 +167,8 @@ class Lateness:
             own = [late for late in found if late is not None]
             if rank is not None and len(own) > 1:
                 share, usual = (float(np.mean([getattr(late, name) for late in own])) for name in ("share", "usual"))
-                yield own[0]._replace(share=share, usual=usual, end=min(own[-1].end, self.end))
+                fewer = 2 * sum(late.fewer for late in own) >= len(own)
+                yield own[0]._replace(share=share, usual=usual, end=min(own[-1].end, self.end), fewer=fewer)
 
 
 def _share(one: Called, place: int, excuses: Excuses, windows: Windows) -> NDArray[np.float64]:
@@ -221,13 +225,15 @@ def name_past(verdict: Verdict, lateness: Lateness, layout: Layout | None, sourc
     over = verdict.time is not None and verdict.time >= lateness.end
     if verdict.verdict_class.accuses or not over:
         return verdict
-    worst = max(lateness.stretches(), key=lambda late: late.gained * (late.end - late.begin), default=None)
+    last = lateness.end - lateness.window
+    # Before and after a stretch that is over shows whether the job was slower in it.
+    found = (late for late in lateness.stretches() if late.fewer or late.end >= last)
+    worst = max(found, key=lambda late: late.gained * (late.end - late.begin), default=None)
     if worst is None:
         return verdict
     stage = f"pipeline stage {layout.stage(worst.rank)}" if layout is not None and layout.pp > 1 else ""
     culprit = Culprit(worst.rank, worst.ranks.index(worst.rank), sources.get(worst.rank, ""), None, None, stage=stage)
-    still = worst.end >= lateness.end - lateness.window
-    until = "until the logs end" if still else f"for {worst.end - worst.begin:.0f} s; then the job went on as before"
+    until = "until the logs end" if worst.end >= last else f"for {worst.end - worst.begin:.0f} s; then the job went on as before"
     return replace(
         verdict, verdict_class=VerdictClass.SLOW_COMPUTATION, stage=stage, culprits=(culprit,), since=worst.begin,
         summary=f"rank {worst.rank} slowed the job down {until}: it called last (estimated from rank logs, as MegaTrace does)",

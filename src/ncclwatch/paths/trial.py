@@ -35,16 +35,16 @@ class Fall:
 
 @dataclass(slots=True)
 class Trial:
-    """One plan on trial; ``planned`` are its five-tuples. A new plan is a new trial, which may start with what was ``before``."""
+    """One plan on trial; ``planned`` are its five-tuples. A new plan is a new trial."""
 
     planned: Collection[Key]
-    before: list[float] = field(default_factory=list)
+    _before: list[float] = field(default_factory=list)
     _after: list[float] = field(default_factory=list)
 
     @property
     def compares_with(self) -> float | None:
         """The median before; ``None`` until there were looks enough."""
-        return median(self.before) if len(self.before) >= LOOKS else None
+        return median(self._before) if len(self._before) >= LOOKS else None
 
     def look(self, flows: Sequence[MeasuredFlow]) -> Fall | None:
         """Take one look at this host's flows; says so once when they have become slower on the plan than they were before."""
@@ -55,15 +55,15 @@ class Trial:
         on = sum((one.source, one.source_port, one.destination, one.port) in self.planned for one in mine)
         slowest = min(one.rate for one in mine)
         if on == 0:
-            self.before = [*self.before, slowest][-KEPT:]
+            self._before = [*self._before, slowest][-KEPT:]
             self._after = []
         elif on > MOST * len(mine):
             self._after = [*self._after, slowest][-LOOKS:]
-        if len(self.before) < LOOKS or len(self._after) < LOOKS:
+        if len(self._before) < LOOKS or len(self._after) < LOOKS:
             return None
-        fall = Fall(median(self.before), median(self._after))
+        fall = Fall(median(self._before), median(self._after))
         # A look that was as slow before is no fall: it is how this job varies.
-        if fall.after >= (1 - FALL) * fall.before or max(self._after) >= sorted(self.before)[len(self.before) // 10]:
+        if fall.after >= (1 - FALL) * fall.before or max(self._after) >= sorted(self._before)[len(self._before) // 10]:
             return None
-        self.before = []
+        self._before = []
         return fall

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Literal
 
 from ncclwatch import __version__
 from ncclwatch.fleet.hearing import HearingCounts, WorkerState
@@ -16,8 +17,13 @@ def hearing_metrics(state: WorkerState) -> str:
     return "".join(map(text_of, (*build, *_now(state), *_counted(state.counts))))
 
 
+def _each(kind: Literal["gauge", "counter"], rows: Iterable[tuple[str, str, float]]) -> Iterator[Metric]:
+    for name, text, value in rows:
+        yield from metric(f"ncclwatch_hear_{name}", kind, text, [({}, value)])
+
+
 def _now(state: WorkerState) -> Iterator[Metric]:
-    for name, text, value in (
+    yield from _each("gauge", (
         ("last_step_timestamp_seconds", "When the worker last heard, or looked whether there is something.", state.at_s),
         ("connected", "Whether there is a connection to the NATS server.", float(state.connected)),
         ("parts", "Parts of the nodes that the worker hears.", state.parts),
@@ -26,12 +32,11 @@ def _now(state: WorkerState) -> Iterator[Metric]:
         ("lag_seconds", "How long ago the oldest batch was stored that is not heard yet.", state.lag_s),
         ("waiting_batches", "Batches that are not heard yet, as far as the worker knows.", state.waiting),
         ("unsent_messages", "Messages for judges that could not be sent yet.", state.unsent),
-    ):
-        yield from metric(f"ncclwatch_hear_{name}", "gauge", text, [({}, value)])
+    ))  # fmt: skip
 
 
 def _counted(counts: HearingCounts) -> Iterator[Metric]:
-    for name, text, value in (
+    yield from _each("counter", (
         ("batches_total", "Batches heard.", counts.batches),
         ("windows_total", "Windows of ranks in them.", counts.windows),
         ("looks_total", "Looks at ranks in them.", counts.looks),
@@ -41,8 +46,7 @@ def _counted(counts: HearingCounts) -> Iterator[Metric]:
         ("keys_asked_total", "Times an agent was asked for a batch that builds on none before it.", counts.keys_asked),
         ("sent_messages_total", "Messages to judges.", counts.messages),
         ("sent_bytes_total", "Bytes of these.", counts.sent_bytes),
-    ):
-        yield from metric(f"ncclwatch_hear_{name}", "counter", text, [({}, value)])
+    ))  # fmt: skip
     refused = (("bad", counts.bad), ("repeated", counts.duplicates), ("flood", counts.flooded), ("node", counts.refused_nodes))
     yield from metric(
         "ncclwatch_hear_refused_batches_total", "counter", "Batches not taken, by why.",

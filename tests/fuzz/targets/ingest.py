@@ -23,8 +23,8 @@ from unit.ingest.dumps import Dumps
 def targets() -> list[Target]:
     """One a format."""
     return [
-        Target("flight-recorder", "a dump of PyTorch's Flight Recorder", _dumps, _judge_dump, quick=40),
-        Target("packed", "an archive of records", _archives, _unpack, quick=40),
+        Target("flight-recorder", "a dump of PyTorch's Flight Recorder", _dumps, _judge_dump, quick=220),
+        Target("packed", "an archive of records", _archives, _unpack, quick=2500),
     ]
 
 

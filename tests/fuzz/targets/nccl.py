@@ -29,7 +29,7 @@ def targets() -> list[Target]:
             partial(_judged, Ras()),
             of_json,
             1 << 13,
-            40,
+            700,
         ),
         Target(
             "ras-text",
@@ -38,11 +38,11 @@ def targets() -> list[Target]:
             partial(_judged, Ras()),
             of_lines,
             1 << 12,
-            40,
+            700,
         ),
-        Target("nccl-log", "debug logs of NCCL, judged", _logs, partial(_judged, NcclLog()), of_lines, 1 << 14, 25),
+        Target("nccl-log", "debug logs of NCCL, judged", _logs, partial(_judged, NcclLog()), of_lines, 1 << 14, 170),
         Target(
-            "inspector", "files of NCCL's Inspector, judged", _inspected, partial(_judged, Inspector()), _of_line, 1 << 14, 12
+            "inspector", "files of NCCL's Inspector, judged", _inspected, partial(_judged, Inspector()), _of_line, 1 << 14, 55
         ),
     ]
 

@@ -25,15 +25,15 @@ FIXTURES = Path(__file__).parents[2] / "fixtures"
 def targets() -> list[Target]:
     """All of this module."""
     found = [
-        Target("kineto", "a trace of PyTorch's profiler", _kineto, _read(Kineto(), "rank0.json"), of_lines, 1 << 14, quick=60),
-        Target("nsys", "an export of Nsight Systems", _nsys, _read(Nsys(), "rank0.sqlite"), of_bytes, 1 << 16, quick=40),
-        Target("dcgm", "what DCGM's exporter answers", _dcgm, _read(Dcgm(), "node0.txt"), of_lines, 1 << 13, quick=60),
-        Target("rank-log", "two rank logs of one job", _rank_logs, _read(RankLogs(), "rank_0.log"), of_lines, 1 << 15, quick=40),
+        Target("kineto", "a trace of PyTorch's profiler", _kineto, _read(Kineto(), "rank0.json"), of_lines, 1 << 14, quick=3000),
+        Target("nsys", "an export of Nsight Systems", _nsys, _read(Nsys(), "rank0.sqlite"), of_bytes, 1 << 16, quick=2000),
+        Target("dcgm", "what DCGM's exporter answers", _dcgm, _read(Dcgm(), "node0.txt"), of_lines, 1 << 13, quick=3000),
+        Target("rank-log", "two rank logs of one job", _rank_logs, _read(RankLogs(), "rank_0.log"), of_lines, 1 << 15, quick=450),
     ]
     if find_spec("pyarrow") is not None:
         name = "trace-x.parquet"
         parquet = Target(
-            "straggler-analysis", "a parquet trace", _parquet, _read(StragglerAnalysis(), name), of_bytes, 1 << 16, 20
+            "straggler-analysis", "a parquet trace", _parquet, _read(StragglerAnalysis(), name), of_bytes, 1 << 16, 450
         )
         found.append(parquet)
     return found
@@ -73,10 +73,9 @@ def _kineto() -> list[bytes]:
 def _nsys() -> list[bytes]:
     with tempfile.TemporaryDirectory() as folder:
         kernels = made_nsys.rounds(0, number=4) + made_nsys.rounds(1, number=4)
-        return [
-            made_nsys.export(Path(folder) / f"{with_calls}.sqlite", kernels, launches=with_calls).read_bytes()
-            for with_calls in (False, True)
-        ]
+        files = [made_nsys.export(Path(folder) / f"{number}.sqlite", kernels, launches=number > 0) for number in range(3)]
+        made_nsys.add_calls(files[2], (0, 2), [1, 2])
+        return [file.read_bytes() for file in files]
 
 
 def _dcgm() -> list[bytes]:

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ncclwatch.cli.foreign import judge_found
+from ncclwatch.cli.foreign import judge_found, judge_ingested
+from ncclwatch.ingest import flight_recorder
 from ncclwatch.ingest.base import IngestError
+from ncclwatch.ingest.flight_recorder import FlightRecorder
+from ncclwatch.ingest.flight_recorder_job import FlightJob
 from ncclwatch.ingest.folders import find
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from unit.ingest.dumps import BEGAN, SECOND, Dumps
@@ -450,3 +453,41 @@ def test_copied_files_make_an_end_of_waits_less_sure(tmp_path: Path, after_s: in
     verdict = judged(folder)
     assert (verdict.verdict_class, verdict.confidence) == (VerdictClass.HARDWARE, sure)
     assert any("so they were copied" in line for line in verdict.unobserved) == (sure < 0.6)
+
+
+def test_dumps_of_many_ranks_are_read_by_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same is said, a damaged dump is told, and the ranks share one list of members."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(flight_recorder, "MANY_FILES", 4)
+    monkeypatch.setattr(flight_recorder, "CHUNK", 2)
+    job = Dumps(6)
+    job.all_call(times=3)
+    for rank in (0, 1, 2, 4, 5):
+        job.call(rank, state="started")
+    job.write(tmp_path, prefix="fr_")
+    (tmp_path / "fr_4").write_bytes((tmp_path / "fr_4").read_bytes()[:300])
+    [ingested] = FlightRecorder().read(sorted(tmp_path.iterdir()))
+    assert isinstance(ingested.source, FlightJob)
+    assert len({id(members) for one in ingested.source.ranks for members in one.members.values()}) == 1
+    [verdict] = judge_ingested(ingested)
+    assert [culprit.rank for culprit in verdict.culprits] == [3]
+    assert "fr_4 is damaged" in "\n".join(ingested.problems)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_who_has_not_ended_what_others_have_is_in_it_though_it_is_behind_elsewhere(tmp_path: Path, ended: bool) -> None:
+    """Rank 1 has not ended an AllReduce of ranks 1 and 3, and so calls nothing more; rank 0 waits for it in another group."""
+    job = Dumps(4, groups={"tp": [0, 1], "other": [2, 3], "dp": [1, 3]}, timing=False)
+    for _ in range(4):
+        for group in ("tp", "other", "dp"):
+            job.all_call(group=group)
+    job.call(1, group="dp", state="scheduled" if ended else "completed")
+    job.call(3, group="dp")
+    job.call(0, group="tp", state="scheduled")
+    verdict = judged(job.write(tmp_path))
+    assert named(verdict) == [1]
+    if ended:
+        assert verdict.verdict_class is VerdictClass.HARDWARE
+        assert "AllReduce #5 of process group dp, which others have ended" in verdict.culprits[0].reason
+    else:
+        assert verdict.verdict_class is VerdictClass.NOT_ENTERED

@@ -11,8 +11,9 @@ import pytest
 from ncclwatch.ingest.base import HEAD_BYTES, IngestError
 from ncclwatch.ingest.kernel_groups import Stream, shared
 from ncclwatch.ingest.nsys import Nsys
+from ncclwatch.ingest.nsys_calls import NcclCalls, read_calls
 from ncclwatch.model.verdict import VerdictClass
-from unit.ingest.made_nsys import BEGUN, export, rounds
+from unit.ingest.made_nsys import BEGUN, add_calls, export, payload, rounds
 from unit.ingest.made_rank_logs import judged
 
 FORMAT = Nsys()
@@ -56,7 +57,9 @@ def test_a_window_that_begins_later_is_lined_up() -> None:
     ends = np.cumsum(rng.integers(10_000_000, 30_000_000, 40))
     whole, later = Stream(0, (1,) * 40, ends), Stream(1, (1,) * 37, ends[2:39] + 5_000_000_000)
     assert shared([whole, later]) == [[(0, 0), (1, 2)]]
-    assert shared([whole, Stream(1, (1,) * 30, ends[9:39])]) == []
+    long_after = Stream(1, (1,) * 30, ends[9:39] + 2_000_000)
+    assert shared([whole, long_after]) == []
+    assert shared([whole, long_after], known=True) == [[(0, 0), (1, 9)]]
 
 
 def test_two_gpus_in_one_file_are_two_ranks(tmp_path: Path) -> None:
@@ -65,6 +68,44 @@ def test_two_gpus_in_one_file_are_two_ranks(tmp_path: Path) -> None:
     last = list(judged(job, ask=False))[-1]
     assert [(culprit.rank, culprit.host) for culprit in last.culprits] == [(1, "node.sqlite (GPU 1)")]
     assert any("numbered by file, process and GPU" in note for note in job.notes)
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_what_nccl_says_of_its_calls_tells_communicators_and_ranks(tmp_path: Path, as_text: bool) -> None:
+    """Two communicators in turn on one stream, which by streams alone would be one; files whose names tell no rank."""
+    for rank in range(3):
+        path = export(tmp_path / f"node{2 - rank}.sqlite", rounds(rank, late=1, number=40), launches=True)
+        add_calls(path, (rank, 3), [0xAAAA, 0xBBBB], as_text=as_text)
+    job = FORMAT.read(sorted(tmp_path.iterdir()))[0]
+    last = list(judged(job, ask=False))[-1]
+    assert [(culprit.rank, culprit.host) for culprit in last.culprits] == [(1, "node1.sqlite")]
+    told = "\n".join(job.notes)
+    assert "came last to 20 of 20 collectives of communicator 000000000000aaaa" in told
+    made = {own.hash for batch in job.batches for sample in batch.samples for own in sample.communicators}
+    assert len(made) == 2
+    assert "numbered by" not in told
+
+
+def test_a_launch_is_of_the_one_call_since_the_launch_before() -> None:
+    calls = NcclCalls()
+    calls.begins[1], calls.communicators[1] = [10, 20, 30, 40], [7, 8, 9, 7]
+    assert list(calls.of_launches(1, [12, 35, 45, 50])) == [7, None, 7, None]
+    assert list(calls.of_launches(2, [12])) == [None]
+
+
+def test_payloads_that_are_cut_or_of_something_else_say_nothing(tmp_path: Path) -> None:
+    path = export(tmp_path / "job.rank0.sqlite", rounds(0), launches=True)
+    add_calls(path, (0, 2), [0xAAAA])
+    odd = (b"", payload(7, 1, 2)[:-1], b"\xff" * 64, "no hex", 7)
+    with sqlite3.connect(path) as database:
+        database.execute("DELETE FROM NVTX_EVENTS")
+        database.executemany("INSERT INTO NVTX_EVENTS VALUES (1, 2, 59, NULL, 281479271677953, 3, ?)", [(one,) for one in odd])
+        database.execute("UPDATE NVTX_PAYLOAD_SCHEMA_ENTRIES SET offset = 1 << 40 WHERE schemaId = 9 AND idx > 0")
+        database.execute("INSERT INTO NVTX_EVENTS VALUES (1, 2, 59, NULL, 281479271677953, 3, ?)", (payload(9, 1, 2, 0, 0),))
+        calls = read_calls(database)
+    database.close()
+    assert not calls.begins
+    assert not calls.places
 
 
 def test_tables_that_are_not_there_are_told(tmp_path: Path) -> None:

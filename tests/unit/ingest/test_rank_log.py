@@ -187,3 +187,18 @@ def test_simulated_logs_of_a_pipeline_name_its_rank_with_peers_of_messages(tmp_p
     last = list(judged(job))[-1]
     assert last.verdict_class is VerdictClass.NOT_ENTERED
     assert {culprit.rank for culprit in last.culprits} == set(scenario.expect.ranks)
+
+
+@pytest.mark.parametrize("costs", [False, True])
+def test_who_calls_late_for_a_while_has_slowed_a_job_only_where_fewer_calls_were_made(tmp_path: Path, costs: bool) -> None:
+    """A host that calls ahead of its GPU may call late at no cost."""
+    lines: dict[int, list[str]] = {0: [], 1: []}
+    time = 1.0
+    for number in range(600):
+        late = 0.04 if 200 <= number < 400 else 0.0
+        time += 0.1 + (late if costs else 0.0)
+        for rank in (0, 1):
+            lines[rank].append(line(time + (late if rank else 0.0), rank, "AllReduce", 4096, 0x5000, number, group=500))
+    job = FORMAT.read(write(tmp_path, lines))[0]
+    last = list(judged(job, ask=False))[-1]
+    assert [culprit.rank for culprit in last.culprits] == ([1] if costs else [])

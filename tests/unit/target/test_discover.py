@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -274,7 +275,8 @@ def test_a_real_process_is_found_and_its_code_is_where_we_say(library: Path, tmp
         (info,) = [info for info in find_processes() if info.pid == child.pid]
         assert info.rank == 3 and info.library == str(library) and info.command[-1] == str(library)
         found = examine(child.pid)
-        assert found.info == info
+        # Network interfaces of the node may come and go between the two.
+        assert replace(found.info, traits=None) == replace(info, traits=None)
         layout = layout_of(found, LayoutCache(tmp_path / "cache"))
         assert layout.member("ncclComm.rank").offset == 320
         address, size = layout.symbols["ncclNIbDevs"]
