@@ -95,6 +95,12 @@ def ranks(numbers: Sequence[int]) -> str:
     return f"{'rank' if len(set(numbers)) == 1 else 'ranks'} {ranges(numbers)}"
 
 
+def first_of(names: Iterable[str], most: int) -> str:
+    """``a, b``, or of more than so many ``a, b and 3 more``."""
+    found = list(names)
+    return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
+
+
 def bus_text(number: int) -> str:
     """``0000:07:00.0`` of NCCL's number, whose hexadecimal digits are the bus id's (``busIdToInt64``, src/misc/utils.cc)."""
     return f"{number >> 20 & 0xFFFFFFFF:04x}:{number >> 12 & 0xFF:02x}:{number >> 4 & 0xFF:02x}.{number & 0xF:x}"

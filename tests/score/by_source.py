@@ -1,8 +1,8 @@
 """Scenarios judged from other tools' records alone, SIMULATED: ``python -m score.by_source [--set ci|full] [--markdown FILE]``.
 
 Each job is simulated, written as the tool would have written it, and judged from these files. Flight Recorder dumps, RAS and
-debug logs tell hangs only, and must not accuse anybody of a slow job; rank logs are to name who is slow. Traces of GPUs tell who
-is slow and no hangs, the Inspector neither (its class is told, and nobody is named).
+debug logs tell hangs only, and must not accuse anybody of a slow job; rank logs are to name who is slow. Traces of GPUs and the
+Inspector tell who is slow, and no hangs.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ SOURCES: dict[str, Callable[[Timeline, Path], object]] = {
     "Nsight Systems": write_nsight,
     "Inspector": write_inspector,
 }
-TELL_SLOWNESS = frozenset({"rank logs", "rank logs with groupHash", "Kineto", "Nsight Systems"})
+TELL_SLOWNESS = frozenset({"rank logs", "rank logs with groupHash", "Kineto", "Nsight Systems", "Inspector"})
 TELL_NO_HANGS = frozenset({"Kineto", "Nsight Systems", "Inspector"})
 """What is not in a trace proves nothing: nobody may be accused of a hang by it."""
 

@@ -21,6 +21,7 @@ from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.model.network import NetworkLook
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.simulate.scenario import Scenario, load_all
+from score import nccl_choice
 from score.__main__ import SCENARIOS
 from score.archive import JOBS, PACKED, Kept, batches_of, beside, freeze, look_at, name_of, store, timeline_of
 from score.diagnosers import HANG_CLASSES
@@ -98,8 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     catalogue = {scenario.name: scenario for scenario in load_all(SCENARIOS)}
     for path in options.recordings:
-        name = json.loads(beside(path, ".json").read_text("utf-8"))["scenario"]
-        scenario = scenario_of(name, catalogue)
+        note = json.loads(beside(path, ".json").read_text("utf-8"))
+        name = note["scenario"]
+        scenario = scenario_of(name, catalogue) or nccl_choice.by_name(name, note["nccl"], catalogue)
         if scenario is None:
             print(f"{path}: no scenario is called {name}", file=sys.stderr)
             return 1

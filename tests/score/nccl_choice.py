@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import random
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -154,14 +155,23 @@ def play(scenario: Scenario, nccl: str, ranks_per_node: int, nbytes: tuple[int, 
     return found
 
 
+def by_name(name: str, nccl: str, scenarios: Mapping[str, Scenario]) -> Scenario | None:
+    """The scenario that :func:`cast` gave this name; ``None`` where it was another's."""
+    parts = re.fullmatch(rf"(.+?)(?:{AT}(\d+))?-(\d+)-a-node-(\d+)-(\d+)", name)
+    base = scenarios.get(parts[1]) if parts else None
+    if parts is None or base is None:
+        return None
+    return cast(moved(base, int(parts[2])) if parts[2] else base, int(parts[3]), (int(parts[4]), int(parts[5])), nccl)
+
+
 def again(folder: Path, scenarios: Mapping[str, Scenario]) -> Iterator[Judged]:
     """Judge the recordings of a folder anew."""
     for line in (folder / "results.jsonl").read_text("utf-8").splitlines():
         before = json.loads(line)
-        ranks_per_node, (small, large) = before["ranks_per_node"], before["nbytes"]
-        name, _, by = before["scenario"].split(f"-{ranks_per_node}-a-node-")[0].partition(AT)
-        base = scenarios[name]
-        played = cast(moved(base, int(by)) if by else base, ranks_per_node, (small, large), before["nccl"])
+        small, large = before["nbytes"]
+        played = by_name(before["scenario"], before["nccl"], scenarios)
+        if played is None:
+            raise NcclwatchError(f"{folder}: no scenario is called {before['scenario']}")
         attach = Attach(before["attach"])
         run = Run(played, before["nccl"], Transport.P2P, (attach,), save_to=str(folder))
         saved = Saved.load(run.path(attach))

@@ -43,6 +43,10 @@ def test_clean_bounds_what_it_returns_and_says_that_it_cut() -> None:
     assert len(text.clean("\x1b[0m" * 1_000_000 + "x", 50)) <= 50
 
 
+def test_the_first_of_many_names_and_how_many_more() -> None:
+    assert text.first_of(iter("abc"), 3) == "a, b, c" and text.first_of("abcd", 3) == "a, b, c and 1 more"
+
+
 def test_ranges() -> None:
     assert text.ranges([]) == ""
     assert text.ranges([3]) == "3"

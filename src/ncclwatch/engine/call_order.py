@@ -180,10 +180,6 @@ class Messages:
         if not any(self.owed(member)):
             yield from ((group, peer) for group, peer, owed in self.of(member) if owed is not Owed.NO)
 
-    def may_wait(self, member: Member) -> bool:
-        """Whether a process waits for a message, or may."""
-        return any(owed is not Owed.NO for _, _, owed in self.of(member))
-
     def _owed(self, group: Group, member: Member, peer: int, called: Function) -> Owed:
         if peer not in group.members:
             return Owed.UNKNOWN

@@ -6,15 +6,16 @@ made of it last (:mod:`ncclwatch.engine.verdict`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence, Set
+from collections.abc import Collection, Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ncclwatch.collect.ledger import Ledger
 from ncclwatch.engine.call_order import Messages, Orders
 from ncclwatch.engine.conflicts import ConflictWatch, StageOf
+from ncclwatch.engine.connections import amid_rings
 from ncclwatch.engine.edges import OnConnection, StallMark, Wait, wait_facts
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, Facts, Node, Source
 from ncclwatch.engine.evidence.calls import Called, Calls, CallsFinding, OpenCalls, SequenceCounts
@@ -31,9 +32,6 @@ from ncclwatch.engine.patience import CREATION_S, Patience
 from ncclwatch.engine.transfers import Transfers
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.verdict import Culprit, LinkRef, OperationRef, VerdictClass
-
-T = TypeVar("T")
-
 
 # --- hypotheses ---------------------------------------------------------------------------------------------------------
 
@@ -313,7 +311,6 @@ class Case:
     patience_s: float = 0.0
     retries_s: float = 0.0
     blind: bool = False
-    _kept: dict[str, Any] = field(default_factory=dict)
     _concluded: set[Hashable] = field(default_factory=set)
 
     @cached_property
@@ -331,10 +328,10 @@ class Case:
         """The wait-for graph: drawn from what the sources say when it is first asked for; rules put another in its place."""
         return Waits.drawn(self.job, self.facts)
 
-    @property
-    def sinks(self) -> list[Sink]:
-        """Where the waits end, of the graph as it is now."""
-        return self.waits.sinks
+    @cached_property
+    def amid(self) -> set[int]:
+        """Indices of the processes that are amid an operation in a ring inside their node. O(connections)."""
+        return amid_rings(self.job)
 
     @cached_property
     def findings(self) -> dict[int, CallsFinding]:
@@ -371,14 +368,6 @@ class Case:
         if not facts and not retracted:
             return False
         self.waits = self.waits.plus(facts, (wait.number for wait in retracted))
-        self._kept.clear()
         self.trail.drawn += [(rule, fact) for fact in wait_facts(fact for fact in facts if isinstance(fact, Wait))]
         self.trail.retracted += [(rule, wait_facts([wait])[0]) for wait in retracted]
         return True
-
-    def remember(self, what: str, make: Callable[[], T]) -> T:
-        """What several rules ask for, made once for the graph as it is now."""
-        if what not in self._kept:
-            self._kept[what] = make()
-        found: T = self._kept[what]
-        return found

@@ -46,6 +46,11 @@ def unseen_peers(communicator: Communicator) -> set[int]:
     return {peer for _, peer, _, transport in communicator.transports if transport in INVISIBLE}
 
 
+def beside_unobserved(job: Job, member: Member) -> bool:
+    """Whether a transport nobody can look into joins a process to a rank that was not observed: it may wait for that one."""
+    return any(unseen_peers(own) - group.members.keys() for group, own in job.held_by(member))
+
+
 def hidden_on(communicator: Communicator, channel: int) -> set[int]:
     """Peers joined to this rank by such a transport on a channel, of which the device shim has not read all."""
     links = communicator.transports

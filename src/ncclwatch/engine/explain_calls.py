@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ncclwatch.engine.call_order import deviation_facts, find_alone_in_deviating, find_deviations
+from ncclwatch.engine.call_order import Owed, deviation_facts, find_alone_in_deviating, find_deviations
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, caller, naming, observed, peers
+from ncclwatch.engine.connections import beside_unobserved
 from ncclwatch.engine.edges import told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode
 from ncclwatch.engine.evidence.calls import Disagreement, operation_of
-from ncclwatch.engine.explain_waits import beside_unobserved, ends_of
 from ncclwatch.engine.job import Group
 from ncclwatch.engine.redraw import before_is_open
 from ncclwatch.engine.stated import SHOWN
@@ -70,7 +70,7 @@ def counts_differ(case: Case) -> Iterator[Hypothesis]:
     """NCCL's counts of each collective contradict each other; where neither a vote nor a pattern tells which, all are named."""
     if not case.waits.open:
         return
-    ends = ends_of(case)
+    ends = case.waits.ends
     at_ends = {node for sink in (*ends.cycles, *ends.ranks, *ends.beside_absent) for node in sink.nodes}
     at_ends |= {wait.waiter for sink in (*ends.unseen, *ends.links) for wait in sink.waits}
     indices = {node.index for node in at_ends if isinstance(node, RankNode)}
@@ -131,7 +131,7 @@ def not_called(case: Case) -> Iterator[Hypothesis]:
     # Who waits for somebody by what was called, or may, may be behind elsewhere for that very reason.
     blocked = case.waits.waiting | {group.members[rank][0].index for group, finding in findings for rank in finding.waiting}
     for member in (group.members[rank][0] for group, finding in findings for rank in finding.behind):
-        if case.messages.may_wait(member) or beside_unobserved(case.job, member):
+        if any(owed is not Owed.NO for _, _, owed in case.messages.of(member)) or beside_unobserved(case.job, member):
             blocked.add(member.index)
     suspects, supports = dict[int, Suspect](), list[Fact]()
     for group, finding in findings:

@@ -24,6 +24,7 @@ from ncclwatch.engine.stated import first_waits
 from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import Communicator, Direction, Transport
 from ncclwatch.model.verdict import LinkRef, VerdictClass
+from ncclwatch.text import first_of
 
 BEFORE_S = 120.0
 """Unit: s; what happened so long before a job came to stand may be why: a port went down, a helper process was killed. From:
@@ -55,10 +56,9 @@ def network_down(case: Case) -> Iterator[Hypothesis]:
     supports = [*standing.supports, *standing.beside]
     if standing.suspects:
         places = [one.place for one in one_of_each(standing.suspects)]
-        names = ", ".join(f"rank {one.rank if one.rank is not None else one.comm_rank}" for one in places[:SHOWN])
-        more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+        names = first_of((f"rank {one.rank if one.rank is not None else one.comm_rank}" for one in places), SHOWN)
         what = "port" if suspects[0].cause is Cause.PORT else "path"
-        supports.insert(0, told(f"the waits that can be seen end at {names}{more}, which may itself wait for such a {what}"))
+        supports.insert(0, told(f"the waits that can be seen end at {names}, which may itself wait for such a {what}"))
     yield naming(
         VerdictClass.HARDWARE, suspects, ranks, 0.8, supports, because=because, missing=standing.missing, planes=standing.planes,
         follows=(*standing.follows, standing.rule),

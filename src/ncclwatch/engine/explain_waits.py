@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 
 from ncclwatch.engine.call_order import Deviation, deviation_facts, find_deviations
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody, observed, peers
-from ncclwatch.engine.connections import CHUNK_STEPS, amid_rings, is_ring, neighbours, rings_inside, unseen_peers
+from ncclwatch.engine.connections import CHUNK_STEPS, is_ring, rings_inside
 from ncclwatch.engine.edges import PROXY_STALLS, SAID_BY_THE_OTHER, End, Stall, Wait, Why, told, wait_facts
-from ncclwatch.engine.evidence.base import AbsentNode, Fact, HiddenNode, LinkNode, RankNode
+from ncclwatch.engine.evidence.base import AbsentNode, Fact, LinkNode, RankNode
 from ncclwatch.engine.evidence.calls import called_less_often, lacks_calls
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.graph import Sink, victims_of
@@ -26,41 +24,6 @@ NAMED_ABSENT = 8
 """Bound: unobserved ranks of a communicator that are named."""
 
 
-@dataclass(slots=True)
-class Ends:
-    """The ends of the waits by their kind."""
-
-    cycles: list[Sink] = field(default_factory=list)
-    ranks: list[Sink] = field(default_factory=list)
-    beside_absent: list[Sink] = field(default_factory=list)
-    """Ranks with nothing open that may wait for a neighbour nobody observed."""
-    links: list[Sink] = field(default_factory=list)
-    unseen: list[Sink] = field(default_factory=list)
-
-
-def ends_of(case: Case) -> Ends:
-    """The ends of the waits as they are now."""
-    return case.remember("ends", lambda: _sorted_ends(case))
-
-
-def _sorted_ends(case: Case) -> Ends:
-    ends = Ends()
-    retracted = {fact.object for _, fact in case.trail.retracted}
-    for sink in case.sinks:
-        node = sink.nodes[0]
-        if sink.is_cycle:
-            ends.cycles.append(sink)
-        elif isinstance(node, LinkNode):
-            ends.links.append(sink)
-        elif isinstance(node, AbsentNode | HiddenNode):
-            ends.unseen.append(sink)
-        elif sink.waits or (sink.stalls and node not in retracted):
-            # One that has ended is an end even where nobody waits for it: its work was done. And one for which nobody has begun
-            # to wait holds nobody up.
-            (ends.beside_absent if _may_wait_for_absent(case.job, sink) else ends.ranks).append(sink)
-    return ends
-
-
 def sureness(case: Case) -> float:
     """Confidence in where waits end, by how long nothing has moved."""
     return 0.6 if case.still < HANG_FLOOR_S else 0.85
@@ -71,7 +34,7 @@ def sureness(case: Case) -> float:
 
 def unseen(case: Case) -> Iterator[Hypothesis]:
     """Every chain of waits ends where nothing was observed, or at a rank with nothing open beside one that was not observed."""
-    ends = ends_of(case)
+    ends = case.waits.ends
     found = ends.beside_absent or [*ends.unseen, *ends.cycles]
     if not case.waits.open or ((ends.ranks or ends.links) and not found):
         return
@@ -84,21 +47,6 @@ def unseen(case: Case) -> Iterator[Hypothesis]:
     yield nobody(cause, wait_facts(waits), ends=tuple(nodes))
 
 
-def _may_wait_for_absent(job: Job, sink: Sink) -> bool:
-    """Whether a rank with nothing open has a neighbour nobody observed: their transfer may have been dropped, or be hidden."""
-    member = sink.member
-    if member is None or sink.stalls:
-        return False
-    waited = {wait.key.group for wait in sink.waits if not wait.key.point_to_point}
-    rings = ((group, own) for group, own in job.held_by(member) if group.id in waited)
-    return beside_unobserved(job, member) or any(neighbours(own) - group.members.keys() for group, own in rings)
-
-
-def beside_unobserved(job: Job, member: Member) -> bool:
-    """Whether a transport nobody can look into joins a process to a rank that was not observed: it may wait for that one."""
-    return any(unseen_peers(own) - group.members.keys() for group, own in job.held_by(member))
-
-
 # --- links -------------------------------------------------------------------------------------------------------------
 
 
@@ -107,7 +55,7 @@ def link(case: Case) -> Iterator[Hypothesis]:
 
     Where a rank with nothing open may wait for one that was not observed, that one may be why.
     """
-    job, ends = case.job, ends_of(case)
+    job, ends = case.job, case.waits.ends
     if not ends.links or ends.beside_absent:
         return
     suspects: dict[int, Suspect] = {}
@@ -142,7 +90,7 @@ def rank_behind(case: Case) -> Iterator[Hypothesis]:
     """Ranks at which the waits end: they have not started the operation the others wait in (host or GPU), or are in it and do
     not go on though nothing they need is missing.
     """
-    job, ends = case.job, ends_of(case)
+    job, ends = case.job, case.waits.ends
     suspects: list[Suspect] = []
     supports: list[Fact] = []
     for sink in ends.ranks:
@@ -173,8 +121,7 @@ def _cause(case: Case, member: Member, sink: Sink) -> Cause:
         return Cause.GPU_RUNNING
     ends = [mark.end for mark in sink.stalls if mark.end is not None]
     if gpu is not KernelState.NOT_STARTED and not ends:
-        amid = member.index in case.remember("amid", partial(amid_rings, case.job))
-        return Cause.GPU_STOPPED if amid else Cause.NOT_TAKING_PART
+        return Cause.GPU_STOPPED if member.index in case.amid else Cause.NOT_TAKING_PART
     begun = gpu is not KernelState.NOT_STARTED and any(
         end.sub.done > 0 or (end.sub.gpu_ready or 0) > 0 or _has_sent(case, end) for end in ends
     )  # fmt: skip
@@ -206,13 +153,16 @@ def cycle(case: Case) -> Iterator[Hypothesis]:
     """Ranks wait for each other: those that called operations of several communicators in different orders, or the one that has
     not called what it is waited for in; nobody inside one operation, or by calls alone.
     """
-    job, ends = case.job, ends_of(case)
+    job, ends = case.job, case.waits.ends
     # Inside one operation there is no order.
     sinks = [sink for sink in ends.cycles if _is_of_orders(job, sink)]
     inside = [wait for sink in sinks or ends.cycles for wait in sink.inside]
     if not sinks:
-        # Beside a rank that has nothing open, a cycle inside one operation is where those wait of whom nothing is seen.
-        if ends.cycles and all(sink.stalls for sink in (*ends.ranks, *ends.beside_absent)):
+        # Beside a rank that has nothing open, a cycle inside one operation is where those wait of whom nothing is seen. One that
+        # no GPU has begun was called ahead: its ranks wait in something else, and other ends are no less the cause.
+        alone = not (ends.ranks or ends.beside_absent or ends.links)
+        begun = any(is_begun(job, wait) for wait in inside)
+        if ends.cycles and (begun or alone) and all(sink.stalls for sink in (*ends.ranks, *ends.beside_absent)):
             yield nobody(Cause.CYCLE_IN_OPERATION, wait_facts(inside))
         return
     members = {node.index for sink in sinks for node in sink.nodes if isinstance(node, RankNode)}

@@ -15,8 +15,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ncclwatch.engine.connections import beside_unobserved, neighbours
 from ncclwatch.engine.edges import NOBODY, StallMark, Wait
-from ncclwatch.engine.evidence.base import Fact, FactColumns, FactKind, Facts, Node, Nodes, RankNode, Strength
+from ncclwatch.engine.evidence.base import (
+    AbsentNode,
+    Fact,
+    FactColumns,
+    FactKind,
+    Facts,
+    HiddenNode,
+    LinkNode,
+    Node,
+    Nodes,
+    RankNode,
+    Strength,
+)
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.transfers import Column
 
@@ -103,6 +116,24 @@ class Waits:
         return sorted(sinks, key=lambda sink: (-len(sink.waits), repr(sink.nodes)))
 
     @cached_property
+    def ends(self) -> Ends:
+        """Where the waits end, by kind."""
+        ends, retracted = Ends(), set(self.waits.object[list(self.retracted)].tolist())
+        for sink in self.sinks:
+            node = sink.nodes[0]
+            if sink.is_cycle:
+                ends.cycles.append(sink)
+            elif isinstance(node, LinkNode):
+                ends.links.append(sink)
+            elif isinstance(node, AbsentNode | HiddenNode):
+                ends.unseen.append(sink)
+            elif sink.waits or (sink.stalls and self.nodes.number(node) not in retracted):
+                # One that has ended is an end even where nobody waits for it: its work was done. And one for which nobody has
+                # begun to wait holds nobody up.
+                (ends.beside_absent if sink.may_wait_for_absent else ends.ranks).append(sink)
+        return ends
+
+    @cached_property
     def places(self) -> Places:
         """Its nodes and what joins them as numbers from 0 on."""
         return Places(self)
@@ -159,6 +190,28 @@ class Sink:
         node = self.nodes[0]
         return self.graph.job.member(node.index) if isinstance(node, RankNode) and not self.is_cycle else None
 
+    @property
+    def may_wait_for_absent(self) -> bool:
+        """Whether a rank with nothing open has a neighbour nobody observed: their transfer may be dropped, or hidden."""
+        member, job = self.member, self.graph.job
+        if member is None or self.stalls:
+            return False
+        waited = {wait.key.group for wait in self.waits if not wait.key.point_to_point}
+        rings = ((group, own) for group, own in job.held_by(member) if group.id in waited)
+        return beside_unobserved(job, member) or any(neighbours(own) - group.members.keys() for group, own in rings)
+
+
+@dataclass(slots=True)
+class Ends:
+    """The ends of the waits by their kind."""
+
+    cycles: list[Sink] = field(default_factory=list)
+    ranks: list[Sink] = field(default_factory=list)
+    beside_absent: list[Sink] = field(default_factory=list)
+    """Ranks with nothing open that may wait for a neighbour nobody observed."""
+    links: list[Sink] = field(default_factory=list)
+    unseen: list[Sink] = field(default_factory=list)
+
 
 class Places:
     """Nodes as numbers from 0 on; ``edges``: waits that are followed, ``waiters`` to ``targets``; ``standing``: of stalls."""
@@ -173,21 +226,22 @@ class Places:
         # A wait that is merely possible counts only where nothing else leaves the node. Proven and likely ones are followed
         # alike: of two operations that a rank has open, the one of which more is proven need not come first.
         followed, possible = ~np.isin(edges, list(graph.retracted)), graph.waits.possible[edges]
-        followed &= ~possible | ~np.isin(self._waiters, self._waiters[followed & ~possible])
+        if possible.any():
+            followed &= ~possible | ~np.isin(self._waiters, self._waiters[followed & ~possible])
         self.edges, self.waiters, self.targets = edges[followed], self._waiters[followed], self._targets[followed]
         self._reached: tuple[list[int], set[int]] = [], set()
 
     def reaching(self, ends: list[int], *, retracted: bool = False) -> set[int]:
         """As of :func:`reaching`, by the waits that are followed (kept: who is behind is asked soon) or by all."""
         if retracted and len(self.edges) < len(self._waiters):
-            return reaching(neighbours(len(self.nodes), self._targets, self._waiters), ends)
+            return reaching(adjacency(len(self.nodes), self._targets, self._waiters), ends)
         if self._reached[0] != ends:
             self._reached = ends, reaching(self._preceding, ends)
         return self._reached[1]
 
     @cached_property
     def _preceding(self) -> tuple[list[int], list[int]]:
-        return neighbours(len(self.nodes), self.targets, self.waiters)
+        return adjacency(len(self.nodes), self.targets, self.waiters)
 
 
 def victims_of(sinks: Sequence[Sink]) -> set[int]:
@@ -203,7 +257,7 @@ def final_components(size: int, sources: Column, targets: Column, reach: Callabl
     found = [[node] for node in ends]
     if len(done) == size:
         return found
-    first, following = neighbours(size, sources, targets)
+    first, following = adjacency(size, sources, targets)
     after = {node: following[first[node] : first[node + 1]] for node in range(size) if node not in done}
     return found + [list(part) for part in components(after) if all(other in part for node in part for other in after[node])]
 
@@ -221,7 +275,7 @@ def reaching(preceding: tuple[list[int], list[int]], targets: Iterable[int]) -> 
     return seen
 
 
-def neighbours(size: int, nodes: Column, others: Column) -> tuple[list[int], list[int]]:
+def adjacency(size: int, nodes: Column, others: Column) -> tuple[list[int], list[int]]:
     """(where the neighbours of each node begin, all neighbours)"""
     first = np.cumsum(np.bincount(nodes, minlength=size))
     return [0, *first.tolist()], others[np.argsort(nodes, kind="stable")].tolist()

@@ -150,6 +150,11 @@ class Job:
         )  # fmt: skip
 
     @cached_property
+    def processes(self) -> int:
+        """How many processes it has: one that drives several GPUs is a member for each of them."""
+        return len(set(map(attrgetter("last.process.host", "last.process.key.pid"), self.members)))
+
+    @cached_property
     def by_identity(self) -> dict[Identity, int | None]:
         """The job's rank of every process that a communicator knows, as far as it is evident; ``None`` where two claim it."""
         ranks: dict[Identity, int | None] = {}

@@ -20,7 +20,6 @@ from ncclwatch.engine.verdict import severity
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessInfo, ProcessSample
-from ncclwatch.model.topology import Stage
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
 UNSEEN_ROUNDS = 60
@@ -74,7 +73,7 @@ class LiveDiagnosis:
         """Take records of the calls plane, by time, and how many were lost; ``source``: their host (empty: the only one)."""
         self.ledger.add_calls(events, lost, source)
         self.namer.observe(events, host=source)
-        self.slow.add_calls(events, lost, source)
+        self.slow.cadences.add_calls(events, lost, source)
 
     def update(self, samples: Sequence[ProcessSample]) -> Verdict:
         """Take a sample of every process there is; the verdict that stands. One that has ended is a sample with state ``X``."""
@@ -97,7 +96,7 @@ class LiveDiagnosis:
         self._note_counts(self._previous)
         self._previous = list(samples)
         known = self.known
-        known.stage_of, known.ledger, known.orders = self._stage_of, None, None
+        known.stage_of, known.ledger, known.orders = self.namer.stage_of, None, None
         if self.ledger.rows:
             known.ledger = self.slow.ledger = self.ledger
             known.orders = self.slow.cadences.orders
@@ -106,7 +105,7 @@ class LiveDiagnosis:
         self.slow.forget(present)
         known.conflicts.forget({number for job, _ in judged for number in job.groups})
         topologies = [learned.topology for learned in self.namer.jobs]
-        each = ((job, self.slow.judge(job, verdict, topologies, self._stage_of)) for job, verdict in judged)
+        each = ((job, self.slow.judge(job, verdict, topologies, self.namer.stage_of)) for job, verdict in judged)
         self.judged = [(job, add_paths(Case(job, known), verdict, self.slow.pace)) for job, verdict in each]
         self.verdicts = self._named(self.judged)
         if self._asked:
@@ -129,9 +128,6 @@ class LiveDiagnosis:
         if any(verdict.culprits for _, verdict in judged):
             self.namer.fall_back(samples[-1] for samples in self._series.values())
         return sorted((name_stages(verdict, job, self.namer, self.ledger) for job, verdict in judged), key=severity)
-
-    def _stage_of(self, host: str, pid: int, comm: int, ago: int) -> Stage | None:
-        return self.namer.stage_of(host, pid, comm, calls_ago=ago)
 
     def _process(self, info: ProcessInfo) -> Process:
         return self.ledger.process(info.host, info.pid)

@@ -35,7 +35,7 @@ CREATION_S = UNTOUCHED_FACTOR * HANG_FLOOR_S
 YOUNG_OPERATIONS = 3
 """Unit: operations; a communicator that has launched fewer has just begun. From: chosen: kernels load, caches are cold."""
 BARRIER_ELEMENTS = 1
-"""Fact: elements of the AllReduce that a barrier of PyTorch is (ProcessGroupNCCL.cpp, barrier)."""
+"""Fact: elements of the AllReduce that a barrier is in PyTorch (ProcessGroupNCCL.cpp, barrier), and by CCL-D 4.2.1."""
 
 REMEMBERED, MAX_KINDS = 16, 4096
 """Bound: standstills that are remembered of a kind of operation, and kinds: those of jobs that are over are the longest unmet."""
@@ -95,8 +95,8 @@ class Patience:
 def retry_patience(case: Case) -> float:
     """Seconds that a standstill must last that waits for links alone, of which one's sockets try again and may come through."""
     retrying = {fact.subject: fact.value or 0.0 for fact in case.facts.of(FactKind.RETRYING)}
-    links = [end for sink in case.sinks if isinstance(end := sink.nodes[0], LinkNode)]
-    if not retrying or len(links) < len(case.sinks):
+    links = [end for sink in case.waits.sinks if isinstance(end := sink.nodes[0], LinkNode)]
+    if not retrying or len(links) < len(case.waits.sinks):
         return 0.0
     ways: set[Subject] = set()
     for link in links:
@@ -108,7 +108,7 @@ def retry_patience(case: Case) -> float:
 def _wait_kinds(case: Case) -> set[WaitKind]:
     """Kinds of operation the waits end in, or stand still in; where memory shows none, the calls not made."""
     kinds: set[WaitKind] = set()
-    for one in (one for sink in case.sinks for part in (sink.waits, sink.inside, sink.stalls) for one in part):
+    for one in (one for sink in case.waits.sinks for part in (sink.waits, sink.inside, sink.stalls) for one in part):
         name = one.operation.name if one.operation else ""
         of_end = (one.end.operation.collective, one.end.sub.nsteps) if one.end is not None else (name, 0)
         kinds.add(WaitKind(one.key.group, *of_end))

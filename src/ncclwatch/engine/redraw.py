@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
-from operator import attrgetter
 from typing import Any
 
 from ncclwatch.engine.case import Case, Retraction
@@ -33,8 +32,6 @@ from ncclwatch.engine.job import Group, Job, Member, launched
 from ncclwatch.engine.stated import errors_of
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.state import Communicator, Direction, ProxyOperation, Transport
-
-POSSIBLE = Strength.POSSIBLE
 
 MOST_PEERS = 8
 """Bound: peers for which waits of one rank are drawn on one communicator: one of them is enough to go on from."""
@@ -189,7 +186,7 @@ def ring_before(case: Case) -> Iterator[Wait]:
 
 def _may_wait_inside(case: Case) -> Iterator[tuple[Member, bool]]:
     """Of ranks at which the waits end the idle ones, and those that have begun nothing of what they show; which of the two."""
-    for sink in case.sinks:
+    for sink in case.waits.sinks:
         if sink.is_cycle and not any(is_begun(case.job, wait) for wait in sink.inside):  # All of them wait somewhere else.
             yield from ((case.job.member(node.index), False) for node in sink.nodes if isinstance(node, RankNode))
         member = sink.member
@@ -244,7 +241,7 @@ def _wait(
     case: Case, group: Group, member: Member, rank: int, why: Why, detail: str, possible: Node | None = None, **more: Any
 ) -> Wait:  # fmt: skip
     """A wait on a communicator; ``possible``: where it leads, if it is no more than a possibility."""
-    strength, where = POSSIBLE if possible is not None else Strength.PROVEN, f" on communicator {group.hash:016x}"
+    strength, where = Strength.POSSIBLE if possible is not None else Strength.PROVEN, f" on communicator {group.hash:016x}"
     return waits_for(case.job, group, member, rank, why, detail, target=possible, strength=strength, where=where, **more)
 
 
@@ -255,7 +252,7 @@ def not_begun(case: Case) -> Iterator[Retraction]:
     """Waits in operations that the waiter has not begun: its GPU has produced nothing, or its data for another operation lies
     unread, or its peer has the same receive open and was not kept by that from the collective. One wait of a cycle stays.
     """
-    for sink in filter(attrgetter("is_cycle"), case.sinks):
+    for sink in case.waits.ends.cycles:
         idle = [wait for wait in sink.inside if not is_begun(case.job, wait)]
         at_hand = {wait.target for wait in sink.inside if wait.why is Why.FULL and not wait.key.point_to_point}
         elsewhere = [wait for wait in sink.inside if wait.weak and wait.waiter in at_hand]
@@ -267,7 +264,7 @@ def not_begun(case: Case) -> Iterator[Retraction]:
 
 def not_completing(case: Case) -> Iterator[Retraction | StallMark]:
     """What one rank of a cycle waits for, where its sends over InfiniBand are not complete though they have been received."""
-    for sink in filter(attrgetter("is_cycle"), case.sinks):
+    for sink in case.waits.ends.cycles:
         found: dict[Node, list[StallMark]] = defaultdict(list)
         for wait in sink.inside:
             end, target, group = wait.end, wait.target, case.job.groups[wait.key.group]
@@ -288,7 +285,7 @@ def behind_in_ring(case: Case) -> Iterator[Retraction | Wait]:
     """
     job = case.job
     lagging = cache(lambda: [wait for wait in laggards(job) if not _is_one_sided(job, wait)])
-    for sink in filter(attrgetter("is_cycle"), case.sinks):
+    for sink in case.waits.ends.cycles:
         if not any(wait.weak for wait in sink.inside):
             continue
         behind = [wait for wait in lagging() if {wait.waiter, wait.target} <= set(sink.nodes)]

@@ -61,7 +61,7 @@ def _halted(case: Case, confidence: float) -> Iterator[Hypothesis]:
     halted = [*(member for member in case.alive if member.stopped), *_missed(case)]
     if not halted and not ended:
         return
-    ends = {sink.member.index: sink for sink in case.sinks if sink.member is not None}
+    ends = {sink.member.index: sink for sink in case.waits.sinks if sink.member is not None}
     suspects: list[Suspect] = []
     supports: list[Fact] = []
     first = wait_facts(case.waits.first(SHOWN))[:SHOWN]
@@ -86,7 +86,7 @@ def _missed(case: Case) -> list[Member]:
     gone = [member for member in case.job.members if member.gone]
     if not gone or any(map(errors_of, case.alive)):
         return gone
-    needed = {node.index for sink in case.sinks if sink.waits for node in sink.nodes if isinstance(node, RankNode)}
+    needed = {node.index for sink in case.waits.sinks if sink.waits for node in sink.nodes if isinstance(node, RankNode)}
     needed.update(*(case.job.groups[number].ranks for number in case.waits.collectives()))
     if case.still >= HANG_FLOOR_S:  # Of who waits for it between GPUs nothing is seen: whoever failed is taken to be needed.
         needed |= {one.index for one in gone if one.info.key in case.known.failed and any(map(is_hidden, one.last.communicators))}
@@ -96,9 +96,9 @@ def _missed(case: Case) -> list[Member]:
 def _ended_ranks(case: Case) -> dict[AbsentNode, Sink]:
     """Ranks that were not observed and have ended, that others wait for, or, if none are, of a collective that stands still."""
     job = case.job
-    unseen = {node: sink for sink in case.sinks if not sink.is_cycle and isinstance(node := sink.nodes[0], AbsentNode)}
+    unseen = {node: sink for sink in case.waits.sinks if not sink.is_cycle and isinstance(node := sink.nodes[0], AbsentNode)}
     # Of whom waits end at nothing more is seen: it may wait in any communicator that it holds.
-    collectives, ends = case.waits.collectives(), [sink.member for sink in case.sinks if sink.member is not None]
+    collectives, ends = case.waits.collectives(), [sink.member for sink in case.waits.sinks if sink.member is not None]
     needed = (*sorted(collectives), *sorted({group.id for member in ends for group, _ in job.held_by(member)} - collectives))
     standing = [group for number in needed if len((group := job.groups[number]).members) < group.nranks]
     if not unseen and not standing:
@@ -129,7 +129,7 @@ def _ended_ranks(case: Case) -> dict[AbsentNode, Sink]:
         return any(not explained(job.group_of[i, own.address]) for i in waiting for own, _ in errors_of(job.member(i)))
 
     found += [node for node in unsure if node not in found and missed(unseen[node])]
-    if found or not case.sinks or not census.whole:
+    if found or not case.waits.sinks or not census.whole:
         return {node: unseen[node] for node in found}
     missing = (AbsentNode(group.id, rank) for group in standing for rank in group.missing)
     return {node: Sink((node,), case.waits) for node in missing if runs(node) is False}
@@ -139,7 +139,7 @@ def _victims(case: Case, halted: Sequence[Member], ends: Sequence[Sink], suspect
     """Who waits for them: everybody in a collective that stands still with one of them does in the end."""
     victims = victims_of(ends) | peers(case.job, suspects)
     indices, missing = {member.index for member in halted}, {suspect.group for suspect in suspects if suspect.index is None}
-    stuck = {sink.member.index for sink in case.sinks if sink.member is not None}
+    stuck = {sink.member.index for sink in case.waits.sinks if sink.member is not None}
     victims |= {index for number in missing for index in stuck & case.job.groups[number].ranks.keys()}
     for number in case.waits.collectives():
         if number in missing or not indices.isdisjoint(case.job.groups[number].ranks):
@@ -236,4 +236,4 @@ def nothing_open(case: Case) -> Iterator[Hypothesis]:
 
 def first_waits(case: Case) -> tuple[Fact, ...]:
     """The first waits that lead to ends: what is shown of a pause."""
-    return tuple(wait_facts(wait for sink in case.sinks[:SHOWN] for wait in sink.waits[:SHOWN]))
+    return tuple(wait_facts(wait for sink in case.waits.sinks[:SHOWN] for wait in sink.waits[:SHOWN]))

@@ -43,7 +43,8 @@ def numbered(columns: Sequence[Column]) -> Column:
 def _mixed(columns: Sequence[Column]) -> Column:
     mixed, size = np.zeros(len(columns[0]), np.int64), 1
     for values in columns if len(mixed) else ():
-        own, low, span = values, int(values.min()), int(values.max()) - int(values.min()) + 1
+        own, low = values, int(values.min())
+        span = int(values.max()) - low + 1
         if size * span > WIDEST:
             mixed, own = _dense(mixed), _dense(values)
             size, low, span = int(mixed.max()) + 1, 0, int(own.max()) + 1
@@ -62,6 +63,13 @@ def matching(wanted: Sequence[Column], among: Sequence[Column] | Column) -> Colu
     order = np.append(np.argsort(mixed[:size], kind="stable"), -1)
     places = np.searchsorted(mixed[order[:-1]], mixed[size:])
     return np.where(mixed[order[places]] == mixed[size:], order[places], -1)
+
+
+def _has_one(numbers: Column, chosen: Flags) -> Flags:
+    """For each row whether any of the ``chosen`` has its number; these are from 0 on."""
+    found = np.zeros(int(numbers.max(initial=-1)) + 1, np.bool_)
+    found[numbers[chosen]] = True
+    return found[numbers]
 
 
 class Places:
@@ -182,7 +190,7 @@ class Transfers:
             self._begun[side] = Places(self.connection[rows], rows, count)
         ring, operation = numbered((group, channel, rank)), numbered((group, channel, rank, op_count))
         receives = ~sends & (point_to_point == 0)
-        self.receiving: Flags = (np.isin(ring, ring[receives & idle]) | np.isin(operation, operation[receives]))[:size]
+        self.receiving: Flags = (_has_one(ring, receives & idle) | _has_one(operation, receives))[:size]
         """Whether the rank has the receive of the same operation open on the channel, or that of any collective queued."""
 
     def unfinished(self, side: Direction) -> Column:
@@ -219,7 +227,7 @@ class Transfers:
         rank, channel = int(self.rank[row]), int(self.channel[row])
         own = self.group_of(row).members.get(rank)
         parents = {ring.channel: ring.parent for ring in own[1].rings} if own is not None else {}
-        return self.operation_of(row).algorithm == "Tree" and parents.get(channel) == int(self.peer[row])
+        return parents.get(channel) == int(self.peer[row])
 
     def key(self, row: int) -> ConnectionKey:
         """The connection of a row."""
@@ -338,8 +346,14 @@ class Compared:
         """
         t, found = self.transfers, np.zeros(len(rows), np.bool_)
         waiting, sends = np.flatnonzero(shows == PLACE_OF[Why.GPU_NOT_READY]), np.flatnonzero(t.begun & t.sends)
+        # All ranks run an operation by one algorithm.
+        kind = numbered((t.group[rows[waiting]], t.op_count[rows[waiting]]))
+        first = rows[waiting[np.unique(kind, return_index=True)[1]]].tolist()
+        waiting = waiting[np.array([t.operation_of(row).algorithm == "Tree" for row in first], np.bool_)[kind]]
+        if not len(waiting):
+            return found
         columns: tuple[Column, ...] = (t.group, t.channel, t.rank, t.peer, t.op_count)
-        own = matching([one[rows[waiting]] for one in columns], [one[sends] for one in columns])
+        own = matching([one[rows[waiting]] for one in columns], np.stack([one[sends] for one in columns]))
         for place, send in zip(waiting[own >= 0].tolist(), sends[own[own >= 0]].tolist(), strict=True):
             row, produced = int(rows[place]), int(t.produced[send])
             found[place] = t.is_parents(row) and UNKNOWN < produced <= int(t.received[row])

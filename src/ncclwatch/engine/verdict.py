@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from operator import attrgetter
 
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, one_of_each
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, HiddenNode, RankNode
 from ncclwatch.engine.evidence.nics import PortDown
 from ncclwatch.engine.job import Job
 from ncclwatch.model.verdict import Culprit, OperationRef, Step, StepKind, Verdict, VerdictClass
-from ncclwatch.text import compressed, fit
+from ncclwatch.text import compressed, first_of, fit
 
 EVIDENCE_LINES = 12
 """Bound: lines of evidence."""
@@ -211,7 +210,7 @@ def _summary(case: Case, found: Hypothesis, culprits: Sequence[Culprit], operati
         return f"{_count(case.job)}: NCCL reports an error and nothing moves"
     if found.cause is not Cause.ORDER and all(one.link for one in culprits):
         return _links_summary(case.job, one_of_each(found.suspects), where, found)
-    names = _first(map(_name, culprits), NAMED)
+    names = first_of(map(_name, culprits), NAMED)
     s = "s" if len(culprits) == 1 else ""
     if found.cause is Cause.ORDER:
         return f"{names} wait{s} in a cycle: operations of several communicators in different orders"
@@ -234,16 +233,11 @@ def _nobody(case: Case, found: Hypothesis) -> str:
     return f"{_count(job)}: {text}"
 
 
-def _first(names: Iterable[str], number: int) -> str:
-    found = list(names)
-    return ", ".join(found[:number]) + (f" and {len(found) - number} more" if len(found) > number else "")
-
-
 def _port_words(port: PortDown, culprits: Sequence[Culprit]) -> str:
     """``eth0 on node1 is down, and rank 1 uses it``."""
     ranks = sorted(one.rank for one in culprits if one.rank is not None and port.is_used_by(one.host, one.rank))
     who, verb = ("rank", "uses") if len(ranks) == 1 else ("ranks", "use")
-    return f"{port.nic.label} on {port.nic.host} {port.state}, and {who} {_first(map(str, ranks), NAMED_RANKS)} {verb} it"
+    return f"{port.nic.label} on {port.nic.host} {port.state}, and {who} {first_of(map(str, ranks), NAMED_RANKS)} {verb} it"
 
 
 def _links_summary(job: Job, suspects: Sequence[Suspect], where: str, found: Hypothesis) -> str:
@@ -259,7 +253,7 @@ def _links_summary(job: Job, suspects: Sequence[Suspect], where: str, found: Hyp
     if found.verdict_class is VerdictClass.SLOW_COMMUNICATION:
         what = "is slow" if len(texts) == 1 else "are slow"
         where += f": no transfer has ended for {found.seconds:.0f} s, though TCP still tries"
-    return f"the {links} {_first(texts, NAMED)} {what} and {holds} up the job{where}"
+    return f"the {links} {first_of(texts, NAMED)} {what} and {holds} up the job{where}"
 
 
 def _name(one: Culprit) -> str:
@@ -292,11 +286,10 @@ def _steps(kind: StepKind, rule: str, facts: Sequence[Fact]) -> Iterator[Step]:
 def _in_short(found: Hypothesis) -> str:
     if not found.suspects:
         return f"{found.verdict_class}: nobody is named ({found.cause.label})"
-    ranks = _first((_rank(suspect.place) for suspect in found.suspects), NAMED_RANKS)
+    ranks = first_of((_rank(suspect.place) for suspect in found.suspects), NAMED_RANKS)
     return f"{found.verdict_class}: {ranks}: {_culprit(found.suspects[0]).reason} (confidence {found.confidence:.0%})"
 
 
 def _count(job: Job) -> str:
-    """``4 processes``: one that drives several GPUs is a member for each of them."""
-    number = len(set(map(attrgetter("last.process.host", "last.process.key.pid"), job.members)))
-    return f"{number} process{'es' if number != 1 else ''}"
+    """``4 processes``."""
+    return f"{job.processes} process{'es' if job.processes != 1 else ''}"

@@ -173,4 +173,6 @@ def _blind(job: FlightJob) -> Iterator[str]:
 def _notes(job: FlightJob, prefix: str) -> Iterator[str]:
     dumps = [one for one in job.ranks if not one.partial]
     versions = sorted({one.version for one in dumps})
-    yield f"Flight Recorder dumps {prefix}: ranks {compressed(one.rank for one in dumps)}, format {', '.join(versions)}"
+    libraries = sorted({f", library {one.library}" for one in dumps if one.library})
+    ranks = compressed(one.rank for one in dumps)
+    yield f"Flight Recorder dumps {prefix}: ranks {ranks}, format {', '.join(versions)}{''.join(libraries)}"

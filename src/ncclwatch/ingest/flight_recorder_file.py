@@ -54,6 +54,8 @@ class Dump:
     """Counts of operations by ``pg_id``."""
     written_ns: int
     """When the file was last written, CLOCK_REALTIME."""
+    library: str = ""
+    """Release of the communication library (``nccl_version`` from 2.7 on, ``comm_lib_version`` from 2.10 on)."""
 
 
 class _NoClasses(pickle.Unpickler):
@@ -136,7 +138,9 @@ def _checked(path: Path, name: str, found: Any, written_ns: int) -> Dump:
         if not isinstance(table, dict) or not all(type(row) is dict for row in table.values()):
             raise IngestError(f"{name}: its {key} is no table")
         tables.append({str(number): row for number, row in table.items() if type(number) in (str, int)})
-    return Dump(path, clean(found.get("version", ""), 20), entries, tables[0], tables[1], written_ns)
+    library = found.get("comm_lib_version") or found.get("nccl_version")
+    told = clean(library, 20) if isinstance(library, str) and library[:1].isdecimal() else ""
+    return Dump(path, clean(found.get("version", ""), 20), entries, tables[0], tables[1], written_ns, told)
 
 
 @contextmanager

@@ -96,6 +96,7 @@ class RankDump:
     """Groups of which older entries were left out."""
     backends: list[str] = field(default_factory=list)
     version: str = ""
+    library: str = ""
     partial: bool = False
     """Whether it was made of another record, which need not know all groups of the rank and knows no state."""
 
@@ -124,6 +125,7 @@ def read_rank(dump: Dump, rank: int, least: int = LEAST_KEPT) -> RankDump:
     found_rank = RankDump(
         rank, dump.path, rows, _known(dump, rank, reader, members), members, whole, newest, expires, begun_known, dump.written_ns,
         cut=frozenset(cut), backends=list(reader.backends), version=dump.version,
+        library=dump.library,
     )  # fmt: skip
     if reader.backends.keys() <= {"nccl", "xccl"}:
         found_rank.enqueued = _enqueued(dump, reader.ids)

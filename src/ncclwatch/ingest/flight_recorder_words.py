@@ -83,7 +83,7 @@ def amend(job: FlightJob, wording: Wording, verdict: Verdict) -> Verdict:
         planes=(PLANE,),
         trail=tuple(replace(step, text=say(step.text)) for step in verdict.trail),
     )
-    verdict = _unlike(job, _inside(job, verdict))
+    verdict = _inside(job, _unlike(job, verdict))
     return verdict if verdict.culprits else _nobody(job, verdict)
 
 
@@ -147,8 +147,10 @@ def _inside(job: FlightJob, verdict: Verdict) -> Verdict:
     if verdict.verdict_class is not VerdictClass.NOT_ENTERED or "left-out" in verdict.rules:
         return verdict
     left = {rank: call for rank in sorted(named) if (call := left_inside(job, rank)) is not None}
-    if len({call.key for call in left.values()}) == 1 and named <= {*left, *(call := next(iter(left.values()))).group.ranks}:
-        return _in_it(verdict, call, [*left], alone=True)
+    calls = {call.key: call for call in left.values()}
+    for inside in calls.values() if len(calls) == 1 else ():
+        if named <= {*left, *inside.group.ranks}:
+            return _in_it(verdict, inside, [*left], alone=True)
     if len(named) < 2:
         return verdict
     for group in job.groups.values():

@@ -31,6 +31,8 @@ MOST_CALLS = 400_000
 MOST_RANKS = 1024
 MOST_PROBLEMS = 50
 LARGEST_GROUP = 1 << 20
+LONGEST_ID = 40
+"""Bound: characters of a communicator's number."""
 _EXCHANGES, _MESSAGES = ("nccl:all_to_all", "nccl:alltoall"), ("nccl:send", "nccl:recv", "nccl:coalesced")
 """How PyTorch names what it calls on the host."""
 _HEAD = (b'"traceEvents"', b'"schemaVersion"', b'"distributedInfo"', b'"deviceProperties"')
@@ -76,6 +78,8 @@ class _Trace:
     messages: bool = False
     streams: dict[int, list[Seen]] = field(default_factory=lambda: defaultdict(list))
     """Of kernels of which nothing says the group."""
+    communicators: dict[str, list[Seen]] = field(default_factory=lambda: defaultdict(list))
+    """Of kernels of which only the communicator's number is told, and not who is in it."""
 
 
 class Kineto(Format):
@@ -101,7 +105,7 @@ class Kineto(Format):
     def _job(folder: Path, files: Sequence[Path]) -> Ingested:
         problems: list[str] = []
         ranks: dict[int, KernelRank] = {}
-        streams: list[tuple[KernelRank, list[Seen]]] = []
+        lists: dict[str, list[tuple[KernelRank, list[Seen]]]] = defaultdict(list)
         for file in files[:MOST_RANKS]:
             try:
                 trace = _read(file)
@@ -116,14 +120,16 @@ class Kineto(Format):
                 problems.append(f"{clean(str(file), 200)}: rank {one.rank} is in {ranks[one.rank].source} already; left out")
                 continue
             ranks[one.rank] = one
-            streams += ((one, sorted(own, key=_begin)) for own in sorted(trace.streams.values(), key=len)[-MOST_STREAMS:])
+            lists[""] += ((one, sorted(own, key=_begin)) for own in sorted(trace.streams.values(), key=len)[-MOST_STREAMS:])
+            for known, own in trace.communicators.items():
+                lists[known].append((one, sorted(own, key=_begin)))
             if trace.more:
                 problems.append(
                     f"{clean(str(file), 200)}: {trace.more} NCCL kernels beyond the first {MOST_KERNELS} were left out"
                 )
         if not ranks:
             raise IngestError(problems[0] if problems else "no trace was read", "give the traces that torch.profiler exports")
-        left = join(streams)
+        left = sum(join(own, known) for known, own in lists.items())
         notes = [] if any(one.kernels for one in ranks.values()) else ["the traces hold no NCCL kernel of a known communicator"]
         if left:
             notes.append(f"{left} NCCL kernels of which the trace names no group were left out: no other rank's end with them")
@@ -193,10 +199,17 @@ def _rank_of(trace: _Trace, number: int) -> KernelRank:
         if kernel is not None:
             one.kernels.append(kernel)
         elif (seen := _seen(trace, told, name, times)) is not None:
-            trace.streams[seen[0]].append(seen[1])
+            own = _communicator(told)
+            (trace.communicators[own] if own else trace.streams[seen[0]]).append(seen[1])
         else:
             one.nameless += 1
     return one
+
+
+def _communicator(told: Mapping[str, Any]) -> str:
+    """The name of a communicator by its number; empty where that is not told."""
+    number = told.get("Comms Id")
+    return f"communicator {number}" if isinstance(number, int | str) and number and len(str(number)) <= LONGEST_ID else ""
 
 
 def _begin(seen: Seen) -> int:

@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from ncclwatch.engine.graph import components, final_components, neighbours, reaching
+from ncclwatch.engine.graph import adjacency, components, final_components, reaching
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -23,7 +23,7 @@ def test_components_and_ancestors_agree_with_networkx(seed: int) -> None:
     edges = np.array(list(reference.edges), np.int64).reshape(-1, 2)
     sources, targets = edges[:, 0], edges[:, 1]
     node = chance.randrange(size)
-    preceding = neighbours(size, targets, sources)
+    preceding = adjacency(size, targets, sources)
     assert reaching(preceding, [node]) == nx.ancestors(reference, node) | {node}
     final = {part for part in parts if all(target in part for member in part for target in following[member])}
     assert {frozenset(part) for part in final_components(size, sources, targets, partial(reaching, preceding))} == final
@@ -34,4 +34,4 @@ def test_a_chain_of_100_000_ranks_needs_no_recursion() -> None:
     assert len(components({node: [node + 1] for node in range(size - 1)})) == size
     nodes = np.arange(size)
     following = (nodes + 1) % size
-    assert len(final_components(size, nodes, following, partial(reaching, neighbours(size, following, nodes)))) == 1
+    assert len(final_components(size, nodes, following, partial(reaching, adjacency(size, following, nodes)))) == 1

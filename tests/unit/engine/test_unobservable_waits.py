@@ -95,6 +95,16 @@ def test_an_operation_that_nobody_has_begun_is_no_cycle() -> None:
     assert [culprit.rank for culprit in verdict.culprits] == [2]
 
 
+def test_an_operation_called_ahead_hides_no_gpu_that_stands_in_another() -> None:
+    """Nothing tells whom ranks 1 and 3 wait for; rank 2's GPU has stopped amid what rank 0 waits for."""
+    ranks = two_nodes((6, 6))
+    arrived = {"posted": 8, "received": 8, "delivered": 8, "consumed": 4}
+    stopped = (send(0, sent=4, done=4, produced=4, comm_hash=DATA), recv(0, comm_hash=DATA, **arrived))
+    verdict = diagnose(looks([*ranks[:2], replace(ranks[2], operations=stopped), ranks[3]], 8))
+    assert verdict.verdict_class is VerdictClass.HARDWARE, verdict.summary
+    assert [culprit.rank for culprit in verdict.culprits] == [2]
+
+
 def test_ranks_that_have_called_as_much_are_not_told_apart_by_it() -> None:
     verdict = diagnose(looks(two_nodes((6, 6)), 8))
     assert not {1, 3} & {culprit.rank for culprit in verdict.culprits}, verdict.summary

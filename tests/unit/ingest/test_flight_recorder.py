@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -491,3 +492,16 @@ def test_who_has_not_ended_what_others_have_is_in_it_though_it_is_behind_elsewhe
         assert "AllReduce #5 of process group dp, which others have ended" in verdict.culprits[0].reason
     else:
         assert verdict.verdict_class is VerdictClass.NOT_ENTERED
+
+
+@pytest.mark.parametrize(
+    ("told", "noted"),
+    [({"nccl_version": "2.21.5"}, "2.21.5"), ({"comm_lib_version": "2.27.5"}, "2.27.5"), ({"nccl_version": ["x"]}, ""), ({}, "")],
+)
+def test_the_release_of_the_library_is_told_where_a_dump_has_it(tmp_path: Path, told: dict[str, object], noted: str) -> None:
+    job = trained(2)
+    for rank in range(2):
+        dump = {key: value for key, value in job.dump(rank).items() if key not in ("nccl_version", "comm_lib_version")}
+        (tmp_path / f"fr_{rank}").write_bytes(pickle.dumps({**dump, **told}, 2))
+    [ingested] = FlightRecorder().read(sorted(tmp_path.iterdir()))
+    assert (f", library {noted}" in ingested.notes[0]) if noted else ("library" not in ingested.notes[0])

@@ -171,3 +171,21 @@ def test_a_list_of_ranks_that_is_cut_follows_from_its_beginning_and_distance(tmp
 )
 def test_kernels_of_all_releases_are_known_by_name(name: str, function: Function | None) -> None:
     assert function_of(name) is function
+
+
+def test_a_communicators_number_joins_ranks_though_nothing_says_who_is_in_it(tmp_path: Path) -> None:
+    """Ends that differ by more than streams that are joined by them may."""
+    files = []
+    for rank in range(3):
+        made = events(rank, 3, late=1, seq=False)
+        for number, event in enumerate(made):
+            event["args"].pop("Process Group Ranks", None)
+            event["args"]["Comms Id"] = 4711
+            event["ts"] = event.get("ts", 0.0) + (
+                900.0 * ((number // 2 * 7 + rank * 3) % 5) if event.get("cat") == "kernel" else 0
+            )
+        files.append(write(tmp_path, rank, 3, made, info=False))
+    job = FORMAT.read(files)[0]
+    last = list(judged(job, ask=False))[-1]
+    assert [culprit.rank for culprit in last.culprits] == [1]
+    assert any("collectives of communicator 4711" in note for note in job.notes)

@@ -42,12 +42,10 @@ class DeviceShim(Source):
 
     def facts(self, case: Case) -> Iterator[Fact]:
         """What each GPU has not ended, who waits for one that has not begun, and copies that do not come back. O(operations)."""
-        for group in case.job.groups.values():
+        told = [(member, device) for member in case.job.members if (device := member.last.device) is not None]
+        for group in case.job.groups.values() if told else ():
             yield from _waits(case.job, group)
-        for member in case.job.members:
-            device = member.last.device
-            if device is None:
-                continue
+        for member, device in told:
             for text in _unfinished(member, device) if not member.stopped else ():
                 yield Fact(FactKind.GPU_UNFINISHED, RankNode(member.index), describe=partial(str, f"{member.label}: {text}"))
             if device.copy_engine_silent and device.copy_pending_ns is not None:

@@ -7,7 +7,7 @@ operation. Of a ring that goes through the network as well proxies tell that.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +17,6 @@ from ncclwatch.engine.connections import (
     CONNECTION_SLOTS,
     RING_ENDS_RECEIVING,
     Ring,
-    amid_rings,
     hidden_on,
     is_ring,
     memory_of,
@@ -136,14 +135,12 @@ class _Inside:
     """The connections inside the nodes of one job."""
 
     def __init__(self, case: Case) -> None:
-        self.job, self.transfers, self.compared = case.job, case.transfers, case.transfers.compared
+        self.case, self.job, self.transfers, self.compared = case, case.job, case.transfers, case.transfers.compared
         self._rings = cache(lambda number: rings_inside(case.job.groups[number]))
-        self._amid = cache(partial(amid_rings, case.job))
         self._empty: set[ConnectionKey] = set()
         """What is known to have been read to the end by who waits for more."""
-        waiting = self.transfers.owner[self.compared.rows[~self.compared.showing(*Stall)]]
-        self._waiting = {*np.unique(waiting).tolist(), *(member.index for member in self.job.members if member.halted)}
-        """Indices of the processes of which a wait is seen, and of those that wait for nobody."""
+        self._found: set[int] = set()
+        """Indices of the processes of which a wait inside a node was found."""
 
     def facts(self) -> Iterator[Wait | StallMark]:
         seen = self.job.joined.seen
@@ -151,7 +148,7 @@ class _Inside:
         full, unread = [one for one in alone if isinstance(one, Wait)], [one for one in alone if isinstance(one, StallMark)]
         yield from full
         yield from unread
-        self._waiting |= {wait.subject for wait in full if isinstance(wait.subject, RankNode)}
+        self._found |= {wait.subject for wait in full if isinstance(wait.subject, RankNode)}
         for row in self._receiving() if seen else ():
             yield from self._follow(self.transfers.group_of(row), int(self.transfers.channel[row]), int(self.transfers.rank[row]))
         for place in self._standing():
@@ -163,6 +160,12 @@ class _Inside:
                 yield from self._follow(group, key.channel, key.destination)
         for mark in unread:
             yield from self._answer(mark.key) if mark.key.point_to_point else ()
+
+    @cached_property
+    def _in_network(self) -> set[int]:
+        """Indices of the processes of which a wait is seen in the network."""
+        waiting = self.transfers.owner[self.compared.rows[~self.compared.showing(*Stall)]]
+        return set(np.unique(waiting).tolist())
 
     def _full_and_unread(self) -> Iterator[Wait | StallMark]:
         for group in self.job.groups.values():
@@ -246,7 +249,7 @@ class _Inside:
                 return
             member, doubtful = group.members[at.rank][0], weak if back else fewest is not None and at.written == fewest
             # A GPU that is amid an operation elsewhere has not begun the one it has written nothing of.
-            if back or not doubtful or member.index not in self._amid():
+            if back or not doubtful or member.index not in self.case.amid:
                 yield from self._nothing_written(group, member, at.source, Strength.LIKELY if doubtful else Strength.PROVEN)
             at = ring.get(at.ring.prev if back else at.ring.next)
 
@@ -264,7 +267,7 @@ class _Inside:
         wait = self._waits(group, member, conn, Why.EMPTY, f"all {conn.tail} steps read", strength)
         if wait.key not in self._empty:
             self._empty.add(wait.key)
-            self._waiting.add(member.index)
+            self._found.add(member.index)
             yield wait
 
     def _dropped(self, group: Group, end: End, member: Member) -> Iterator[Wait]:
@@ -292,9 +295,11 @@ class _Inside:
     def _answer(self, key: ConnectionKey) -> Iterator[Wait]:
         """Who shows no wait, and whose message lies unread, may wait for that one's: an open receive does not show."""
         group = self.job.groups[key.group]
-        if key.source not in group.members or group.members[key.source][0].index in self._waiting:
+        if key.source not in group.members:
             return
         writer, own = group.members[key.source]
+        if writer.halted or writer.index in self._found | self._in_network:
+            return
         place = (key.destination, Direction.RECV, key.channel)
         conns = [c for c in own.host_connections if (c.peer, c.direction, c.channel) == place and c.connection_index > 0]
         unread = [left for conn in conns if (left := steps_unread(conn)) is not None]

@@ -20,6 +20,7 @@ from ncclwatch.engine.slow.findings import FEWEST_PAST, Context, Finding, Kind
 from ncclwatch.engine.slow.profile import OWN, LinkKey, Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace, Part
 from ncclwatch.engine.slow.terms import NETWORKS, RANKS, TERMS, CandidateKind, Members, Terms, measure
+from ncclwatch.gc_pause import collector_at_rest
 
 HOSTLY, KERNELLY = 0.3, 0.8
 """Parts of the waits for a rank that make it its host thread (which shows as the GPU while anything is queued), or its kernel
@@ -39,6 +40,7 @@ class Named(NamedTuple):
     chance: float
 
 
+@collector_at_rest()
 def find(profile: Profile, context: Context) -> list[Finding]:
     """Culprits; empty where nobody is likely enough. Of several each holds the job up, with one probability."""
     if profile.looks < FEWEST_PAST:
@@ -68,7 +70,7 @@ def find(profile: Profile, context: Context) -> list[Finding]:
 
 def _each(profile: Profile, context: Context, found: Finding) -> list[Finding]:
     """The same of each of its ranks, with what each holds up; the first holds up most and tells what was weighed."""
-    share, looks = profile.own(), profile.own_looks()
+    share, looks = profile.own()
     each: list[Finding] = []
     if context.late is not None:
         share = np.maximum(share, context.late.share)
@@ -139,7 +141,7 @@ def _finding(profile: Profile, context: Context, terms: Terms, named: Named, wei
     told = sorted((part for part in parts if abs(part[1]) >= SAID), key=lambda part: -abs(part[1]))
     share, looks = float(terms.share[number]), float(terms.looks[number])
     if named.members != terms.members[number]:
-        share, looks = (float(values[members].sum()) for values in (profile.own(), profile.own_looks()))
+        share, looks = (float(values[members].sum()) for values in profile.own())
     found = Finding(Kind.PROXY, named.members, max(share, 0.0), int(looks), named.chance, weighed=tuple(told))
     found.keys = tuple(profile.processes[at] for at in members)
     if kind.computes:

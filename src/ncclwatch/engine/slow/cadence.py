@@ -50,6 +50,7 @@ CALL = np.dtype([("time", "<f8"), ("token", "<u8"), ("kind", "<u8")])
 
 Tokens = NDArray[np.uint64]
 Times = NDArray[np.float64]
+"""Seconds."""
 
 
 class Period(NamedTuple):

@@ -63,10 +63,15 @@ class Judgement:
 
 
 class Cause(NamedTuple):
-    """``CPU throttling: a CPU limit holds it back …``; empty where evidence says nothing of why a culprit is slow."""
+    """Why a culprit is slow, in words, and in one word where something singles it out; empty where evidence says nothing."""
 
-    text: str = ""
+    detail: str = ""
     word: SlowCause | None = None
+
+    @property
+    def text(self) -> str:
+        """``CPU throttling: a CPU limit holds it back …``."""
+        return f"{self.word}: {self.detail}" if self.word else self.detail
 
 
 def cause(judgement: Judgement, finding: Finding) -> Cause:
@@ -79,7 +84,7 @@ def cause(judgement: Judgement, finding: Finding) -> Cause:
     slow = judgement.slow
     if finding.kind is Kind.COMPUTE and slow is not None and 2 <= slow.slow <= 0.5 * slow.iterations:
         seen = f"{slow.slow} of {slow.iterations} iterations are slow and the others normal"
-        return Cause(f"{SlowCause.PAUSES}: {seen} (a rhythm of its own: garbage collection)", SlowCause.PAUSES)
+        return Cause(f"{seen} (a rhythm of its own: garbage collection)", SlowCause.PAUSES)
     if finding.kind is not Kind.NIC:
         stretches = "its proxy thread does not run for stretches: CPU contention or an overloaded proxy core"
         return Cause(stretches if finding.kind is Kind.PROXY else "")
@@ -98,8 +103,8 @@ def _host_cause(judgement: Judgement, finding: Finding, members: list[int]) -> C
     times, seconds = int(late.late[members].max()), float(late.seconds[members].mean())
     seen = f"its host begins {times} of {late.seen} iterations {seconds:.2f} s later than the others"
     if times <= RARELY * late.seen:
-        return Cause(f"{SlowCause.PAUSES}: {seen} (garbage collection, or another process)", SlowCause.PAUSES)
-    return Cause(f"{SlowCause.LATE}: {seen} (slow data loader, or other work of the host)", SlowCause.LATE)
+        return Cause(f"{seen} (garbage collection, or another process)", SlowCause.PAUSES)
+    return Cause(f"{seen} (slow data loader, or other work of the host)", SlowCause.LATE)
 
 
 # --- want of CPUs ------------------------------------------------------------------------------------------------------------
@@ -117,7 +122,7 @@ def running_part(profile: Profile) -> Shares:
 def short_of_cpu(profile: Profile, before: Profile | None) -> NDArray[np.bool_]:
     """Ranks that lack CPUs now and did not before, or, without a past, that lack them badly."""
     wait = np.nan_to_num(profile.cpu_wait)
-    past = before.of(profile.processes, running_part(before)) if before is not None else np.full(len(wait), np.nan)
+    past = running_part(before) if before is not None else np.full(len(wait), np.nan)
     fell = (wait >= LEAST_WAIT) & (running_part(profile) < FELL * past)
     return np.where(np.isnan(past), wait >= HEAVY_WAIT, fell)
 
@@ -125,7 +130,7 @@ def short_of_cpu(profile: Profile, before: Profile | None) -> NDArray[np.bool_]:
 def held_back_alone(profile: Profile, context: Context) -> NDArray[np.bool_]:
     """Ranks that a CPU limit holds back now (``HELD_TIMES`` as much as before) and does not hold most others back."""
     held, before = np.nan_to_num(profile.held_back), context.before
-    past = np.nan_to_num(before.of(profile.processes, before.held_back, 0.0)) if before is not None else 0.0
+    past = np.nan_to_num(before.held_back) if before is not None else 0.0
     usual = np.maximum(past, np.quantile(held, 0.5, method="lower"))
     return np.asarray((held >= HELD_BACK) & (held >= HELD_TIMES * usual), np.bool_)
 
@@ -136,14 +141,14 @@ def lacks_cpu(profile: Profile, context: Context, members: list[int]) -> Cause |
         held, usual = float(profile.held_back[members].mean()), float(np.nanmedian(profile.held_back))
         who = "it" if len(members) == 1 else "them"
         seen = f"a CPU limit holds {who} back in {held:.0%} of the limit's periods (most others in {usual:.0%})"
-        return Cause(f"{SlowCause.THROTTLED}: {seen}", SlowCause.THROTTLED)
+        return Cause(seen, SlowCause.THROTTLED)
     others = np.delete(profile.cpu_wait, members)
     known = others[np.isfinite(others)]
     own, usual = float(profile.cpu_wait[members].mean()), float(np.median(known)) if len(known) else 0.0
     if not short_of_cpu(profile, context.before)[members].all() or own < ALONE * usual + LEAST_WAIT:
         return None
     seen = f"on average {own:.1f} of its threads want a CPU and have none (of the others' {usual:.1f})"
-    return Cause(f"{SlowCause.CONTENDED}: {seen}", SlowCause.CONTENDED)
+    return Cause(seen, SlowCause.CONTENDED)
 
 
 # --- cost --------------------------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ import numpy as np
 
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.slow import gpu_operations
-from ncclwatch.engine.slow.cadence import Cadence
+from ncclwatch.engine.slow.cadence import Cadence, Times
 from ncclwatch.engine.slow.detect import ENOUGH
-from ncclwatch.engine.slow.gpu_operations import ClockModel, GpuOperations, Indices, Name, Operations, TimedIteration, Times
+from ncclwatch.engine.slow.gpu_operations import ClockModel, GpuOperations, Indices, Name, Operations, TimedIteration
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.topology import Role, Topology
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.evidence.device import sees_everything
 from ncclwatch.engine.job import Group, Job, Member, identity_of
+from ncclwatch.engine.network import Measured
 from ncclwatch.engine.slow.cadence import Cadences
 from ncclwatch.engine.slow.lateness import Lateness
 from ncclwatch.engine.slow.profile import Profile
@@ -23,8 +24,6 @@ from ncclwatch.engine.slow.snapshot import LinkPlace
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.topology import Topology
 
-FlowPlace = tuple[int, int, int, int]
-"""Process id of the sender, hash of the communicator, rank in it, and peer."""
 Pair = tuple[ProcessKey, ProcessKey]
 """Sender and receiver of a link."""
 
@@ -84,7 +83,8 @@ class Context:
     ``host`` numbers hosts, ``node`` nodes as NCCL tells them apart (``hostHash``). ``unseen``: who waits, where samples do not
     show it, for a peer on the node that calls late. ``lost`` is the share of time that is lost compared with the healthy past
     (``None`` without one), ``idle`` the part of that in which nothing was open on any rank: nobody in the job holds it up.
-    ``delayed``: seconds by which messages of a link take longer to be acknowledged than they did, by the wire's own word.
+    ``before``: of the healthy past, of the same processes. ``delayed``: seconds by which messages of a link take longer to be
+    acknowledged than they did, by the wire's own word.
     """
 
     equal: NDArray[np.int64]
@@ -189,8 +189,8 @@ class RoundTrips:
     """What each was before the job was slow, where that has been asked."""
     _taken: dict[str, int] = field(default_factory=dict)
 
-    def take(self, job: Job, measured: Mapping[str, tuple[int, Mapping[FlowPlace, float]]]) -> None:
-        """Take what is new of :meth:`NetworkMemory.delays`: by host, when it was measured (ns since the epoch), and µs."""
+    def take(self, job: Job, measured: Mapping[str, Measured]) -> None:
+        """Take what is new of :meth:`NetworkMemory.delays`, by host."""
         fresh = {host: found for host, found in measured.items() if self._taken.get(host) != found[0]}
         if not fresh:
             return

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.evidence.device import told_of
 from ncclwatch.engine.job import Job
-from ncclwatch.engine.slow.cadence import Cadence, Iteration
+from ncclwatch.engine.patience import BARRIER_ELEMENTS
+from ncclwatch.engine.slow.cadence import Cadence, Iteration, Times
 from ncclwatch.engine.slow.detect import ENOUGH
 from ncclwatch.engine.slow.findings import hosts
 from ncclwatch.engine.slow.snapshot import NEAR_SHARE
@@ -23,7 +24,6 @@ from ncclwatch.engine.transfers import numbered
 from ncclwatch.model.device import DeviceCommunicator, KernelState
 from ncclwatch.model.identity import ProcessKey
 
-Times = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Name = tuple[int, str, int]
 """(group, function, how many of these were before it in the iteration)"""
@@ -32,8 +32,6 @@ DRIFT = 1e-4
 """Fact: two common quartzes, each wrong by 50 ppm: what bounds an offset now bounds it less closely the older it is."""
 KEPT_OPERATIONS = 1 << 16
 """Bound: operations of a job that are kept, the newest (memory: 6 MiB)."""
-BARRIER_ELEMENTS = 1
-"""Fact: CCL-D, section 4.2.1: an AllReduce of less than 4 bytes is a barrier; of how many elements it is says the call."""
 LEAST_S = 0.002
 """Unit: s. From: threads that poll see a kernel's begin and end: by less no two times of GPUs differ (chosen, not measured)."""
 LARGEST_JOB = 64

@@ -19,11 +19,8 @@ from ncclwatch.collect.alignment import line_up
 from ncclwatch.collect.ledger import Ledger
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.job import Job, rows_of
-from ncclwatch.engine.slow.cadence import Cadence
+from ncclwatch.engine.slow.cadence import Cadence, Times
 from ncclwatch.engine.slow.detect import ENOUGH, LEAST_RATIO, SlowDown
-
-Times = NDArray[np.float64]
-"""Seconds."""
 
 LEAST_S = 0.01
 """Less than this, or than the least slow-down that counts, is no lateness. Unit: seconds. From: chosen."""

@@ -54,18 +54,10 @@ class Profile:
     held_back: Shares = field(default_factory=lambda: np.zeros(0))
     limits: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    def of(self, processes: Sequence[ProcessKey], values: Shares, missing: float = np.nan) -> Shares:
-        """Values of this profile's processes for others, in their order; ``missing`` for those it does not know."""
-        known = dict(zip(self.processes, values.tolist(), strict=True))
-        return np.array([known.get(process, missing) for process in processes], np.float64)
-
-    def own(self) -> Shares:
-        """Share of the job's time spent waiting for each rank's own work."""
-        return sum((self.hold[part] for part in OWN), np.zeros(len(self.processes)))
-
-    def own_looks(self) -> Shares:
-        """Looks in which each rank's own work held others up."""
-        return sum((self.looks_held[part] for part in OWN), np.zeros(len(self.processes)))
+    def own(self) -> tuple[Shares, Shares]:
+        """Of each rank's own work: share of the job's time spent waiting for it, and looks in which it held others up."""
+        share, looks = (sum((held[part] for part in OWN), np.zeros(len(self.processes))) for held in (self.hold, self.looks_held))
+        return share, looks
 
 
 def link_key(place: LinkPlace) -> LinkKey:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from functools import cached_property
@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.case import Case
-from ncclwatch.engine.connections import amid_rings, laggards
+from ncclwatch.engine.conflicts import StageOf
+from ncclwatch.engine.connections import laggards
 from ncclwatch.engine.edges import PROXY_STALLS, Wait, Why
 from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.graph import Waits, victims_of
@@ -27,7 +28,7 @@ from ncclwatch.engine.slow.order import Kernels, OrderOf, awaited_inside, read_k
 from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Direction, OpPhase, ProcessSample, Transport
-from ncclwatch.model.topology import Stage, pass_text
+from ncclwatch.model.topology import pass_text
 
 NEAR_SHARE, NEAR_S = 0.03, 0.02
 """Samples are of one moment that are nearer together than the first of an iteration, or the second where iterations are not
@@ -118,10 +119,6 @@ class Look:
         return keys, np.array(known, np.float64).reshape(-1, len(COLUMNS)).T
 
 
-StageOf = Callable[[str, int, int, int], Stage | None]
-"""(host, pid, communicator's address or 0, calls made since) → where in the iteration that call stands."""
-
-
 @collector_at_rest()
 def take_look(
     job: Job, order_of: OrderOf | None = None, near_s: float = math.inf, stage_of: StageOf | None = None
@@ -130,7 +127,8 @@ def take_look(
 
     ``near_s``: samples of two processes less than that apart are of one moment.
     """
-    everything = Case(job).waits
+    case = Case(job)
+    everything = case.waits
     orders = (order_of(m.info.host, m.info.pid) if order_of is not None else None for m in job.members)
     kernels = {member.index: read_kernels(job, member, order) for member, order in zip(job.members, orders, strict=True)}
     # Nobody is held up in a ring through shared memory of which nothing shows that it has begun it.
@@ -146,7 +144,7 @@ def take_look(
         else:
             doubtful.add(wait.waiter)
     edges += awaited_inside(job, order_of) if order_of is not None else ()
-    waits, inside = Waits(job, everything.nodes, edges, [everything.stalls]), amid_rings(job)
+    waits, inside = Waits(job, everything.nodes, edges, [everything.stalls]), case.amid
     # Ranks in a cycle hold each other up.
     sinks = [
         (sink, victims_of([sink]) | {node.index for node in sink.nodes if sink.is_cycle and isinstance(node, RankNode)})
@@ -276,17 +274,21 @@ def is_proven(job: Job, wait: Wait, near_s: float) -> bool:
     later really waited. One that was read earlier may have come in between, unless hardly any time lay between (``near_s``), or
     who waits had already waited at the look before.
     """
-    looks: Sequence[ProcessSample] = ()
     if isinstance(wait.target, LinkNode):
-        group = job.groups.get(wait.target.group_id)
-        ends = [group.members.get(rank) if group else None for rank in (wait.target.source, wait.target.destination)]
-        first, then = (end[0] if end else None for end in ends)
+        group, end = job.groups.get(wait.target.group_id), None
+        held = [group.members.get(rank) if group else None for rank in (wait.target.source, wait.target.destination)]
+        first, then = (one[0] if one else None for one in held)
     else:
-        first, then = (job.member(node.index) if isinstance(node, RankNode) else None for node in (wait.waiter, wait.target))
-        if (end := wait.end) is not None:
-            own = end.operation.address, end.operation.op_count
-            before = end.member.samples[-2:-1]
-            looks = [s for s in before if any((o.address, o.op_count) == own and end.sub in o.subs for o in s.operations)]
+        nodes, end = (wait.waiter, wait.target), wait.end
+        first, then = (job.member(node.index) if isinstance(node, RankNode) else None for node in nodes)
     if first is None or then is None or first is then:
         return True
-    return any(one.wall_ns + one.duration_ns - then.last.wall_ns <= near_s * 1e9 for one in (first.last, *looks))
+
+    def is_late_enough(sample: ProcessSample) -> bool:
+        return sample.wall_ns + sample.duration_ns - then.last.wall_ns <= near_s * 1e9
+
+    if end is None or is_late_enough(first.last):
+        return is_late_enough(first.last)
+    own = end.operation.address, end.operation.op_count
+    before = [sample for sample in end.member.samples[-2:-1] if is_late_enough(sample)]
+    return any((one.address, one.op_count) == own and end.sub in one.subs for sample in before for one in sample.operations)

@@ -187,7 +187,7 @@ def _usual(profile: Profile, context: Context) -> NDArray[np.float64]:
     before = context.past
     if before is None:
         return np.tile(ASSUMED, (len(profile.processes), 1))
-    past = np.stack([before.of(profile.processes, column, 0.0) for column in _counts(before).T], axis=1)
+    past = _counts(before)
     mean = _mean_of_peers(past, context.alike if context.alike is not None else context.equal)
     shares: NDArray[np.float64] = (past + FEWEST_PAST * mean) / (past.sum(axis=1, keepdims=True) + FEWEST_PAST)
     return shares
@@ -226,7 +226,7 @@ def _excesses(profile: Profile, context: Context, lost: float) -> dict[str, Shar
 
     def grown(of: Callable[[Profile], Shares]) -> Shares:
         """Beyond its own past, where it has one."""
-        before = past.of(profile.processes, of(past)) if past is not None else nothing
+        before = of(past) if past is not None else nothing
         return of(profile) - np.where(np.isfinite(before), before, 0.0)
 
     return {
@@ -346,16 +346,16 @@ def _ends(profile: Profile, context: Context, kept: float) -> Ends:
     def by_link(values: Mapping[LinkKey, float]) -> Shares:
         return np.array([values.get(key, 0.0) for key in links], np.float64)
 
-    own, proxy, link = now = profile.own(), profile.hold[Part.PROXY], by_link(profile.links)
+    (own, own_looks), proxy, link = profile.own(), profile.hold[Part.PROXY], by_link(profile.links)
+    now = own, proxy, link
     if before is not None:
-        of_ranks = (before.of(profile.processes, held, 0.0) for held in (before.own(), before.hold[Part.PROXY]))
-        past = [kept * held for held in (*of_ranks, by_link(before.links))]
+        past = [kept * held for held in (before.own()[0], before.hold[Part.PROXY], by_link(before.links))]
     elif context.lost is not None:
         past = [np.zeros(len(held)) for held in now]
     else:  # beside its peers; without any nothing stands out
         peers = [own[others] if len(others := context.others(at)) else own[[at]] for at in range(size)]
         past = [np.array([np.median(values) for values in peers]), _mean_of_others(proxy, size), _mean_of_others(link, 2 * size)]
-    looks = profile.own_looks(), profile.looks_held[Part.PROXY], by_link(profile.link_looks)
+    looks = own_looks, profile.looks_held[Part.PROXY], by_link(profile.link_looks)
     of_own, of_proxy, of_links = map(Waited, now, past, looks)
     pairs = [(index.get(one, -1), index.get(other, -1)) for one, other, *_ in links]
     source, destination = np.array(pairs, np.int64).reshape(-1, 2).T

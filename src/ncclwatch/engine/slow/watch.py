@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ncclwatch.collect.ledger import Ledger
+from ncclwatch.engine.conflicts import StageOf
 from ncclwatch.engine.connections import ONE_MOMENT_S
 from ncclwatch.engine.job import Job
-from ncclwatch.engine.network import NetworkMemory
+from ncclwatch.engine.network import Measured, NetworkMemory
 from ncclwatch.engine.patience import HANG_FLOOR_S
 from ncclwatch.engine.slow import explain
 from ncclwatch.engine.slow.attribute import find
@@ -22,10 +22,10 @@ from ncclwatch.engine.slow.cadence import Cadences, Iteration
 from ncclwatch.engine.slow.classify import Judgement
 from ncclwatch.engine.slow.critical_path import Paths
 from ncclwatch.engine.slow.detect import IterationWatch, SlowDown
-from ncclwatch.engine.slow.findings import CONFIRMED, Context, FlowPlace, RoundTrips, context_of, equals
+from ncclwatch.engine.slow.findings import CONFIRMED, Context, RoundTrips, context_of, equals
 from ncclwatch.engine.slow.lateness import measure, with_calls
 from ncclwatch.engine.slow.profile import Profile, add_up
-from ncclwatch.engine.slow.snapshot import Look, StageOf, at_rest, near, take_look
+from ncclwatch.engine.slow.snapshot import Look, at_rest, near, take_look
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.topology import Topology
 from ncclwatch.model.verdict import Verdict, VerdictClass
@@ -105,16 +105,12 @@ class SlowWatch:
         self.cadences = Cadences()
         self.ledger: Ledger | None = None
         """Without it nothing is told of what NVLink joins."""
-        self.delays: Mapping[str, tuple[int, Mapping[FlowPlace, float]]] = {}
+        self.delays: Mapping[str, Measured] = {}
         """What the wire says of connections, as of :meth:`NetworkMemory.delays`."""
         self.network: NetworkMemory | None = None
         self.observer: Observer | None = None
         """For calibration; it changes nothing."""
         self._jobs: dict[ProcessKey, _JobWatch] = {}
-
-    def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> None:
-        """Take a batch of call records of one node."""
-        self.cadences.add_calls(events, lost, source)
 
     def judge(
         self, job: Job, verdict: Verdict, topologies: Sequence[Topology] = (), stage_of: StageOf | None = None

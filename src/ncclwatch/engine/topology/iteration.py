@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.collect.functions import TYPES
 from ncclwatch.collect.ledger import POINT_TO_POINT, mix
-from ncclwatch.engine.slow.cadence import INNER_S
+from ncclwatch.engine.slow.cadence import INNER_S, Tokens
 from ncclwatch.engine.topology.record import GATHER, SCATTER, SUM
 from ncclwatch.model.events import Function
 from ncclwatch.model.topology import Pattern
@@ -45,8 +45,6 @@ _LOOSE = (*POINT_TO_POINT, Function.ALL_TO_ALL)
 """Operations whose sizes and peers may depend on the data."""
 _SIZES = np.array([*(size for _, size in TYPES), 4], np.int64)
 """Bytes of an element by ``ncclDataType_t``; the last of one that is not known."""
-
-Tokens = NDArray[np.uint64]
 
 
 class Shape(StrEnum):

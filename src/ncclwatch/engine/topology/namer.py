@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.collect.ledger import POINT_TO_POINT, Ledger
-from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.job import Held, Job, Member
 from ncclwatch.engine.slow.order import MARKS, bounds_of, by_process
 from ncclwatch.engine.topology.iteration import ENOUGH, Track, collapse
 from ncclwatch.engine.topology.patterns import ROLES, Encoding, encode, learn_patterns
@@ -189,7 +189,7 @@ class StageNamer:
         stage = job.learned.topology.placed_by_role(Role.UNSURE, rank) if job is not None and rank is not None else None
         return stage if stage is not None and max(stage.pipeline_stage, stage.tensor_index) >= 0 else None
 
-    def stage_of(self, host: str, pid: int, comm: int = 0, *, calls_ago: int = 0) -> Stage | None:
+    def stage_of(self, host: str, pid: int, comm: int = 0, calls_ago: int = 0) -> Stage | None:
         """Where a call of a process is, counted back on the communicator at address ``comm`` (0: over all of them).
 
         ``calls_ago`` 0 is the latest call, 1 the one before, −1 the one it has yet to make. ``None`` where nothing is known of
@@ -244,8 +244,6 @@ def _same(one: Learned, other: Learned) -> bool:
 
 HALTED = (VerdictClass.STOPPED, VerdictClass.DEAD)
 """Classes of jobs that go on: where their ranks are at this moment says nothing."""
-
-Held = tuple[Member, Communicator]
 
 
 def name_stages(verdict: Verdict, job: Job, namer: StageNamer, ledger: Ledger) -> Verdict:
