@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 import threading
@@ -199,3 +201,57 @@ def test_a_webhook_that_is_not_there_is_a_line() -> None:
     assert done.returncode == 1
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Iterator[int]:
+    """A named pipe as PyTorch's ``DumpPipe`` makes it for rank 3, open for reading and not waited for."""
+    os.mkfifo(tmp_path / "trace_3.pipe")
+    reading = os.open(tmp_path / "trace_3.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    yield reading
+    os.close(reading)
+
+
+def test_the_flight_recorder_of_every_rank_of_the_node_is_asked_for_its_dump(tmp_path: Path, pipe: int) -> None:
+    os.mkfifo(tmp_path / "trace_4.pipe")
+    (tmp_path / "trace_5.pipe").write_text("")
+    (tmp_path / "trace_6.pipe").symlink_to(tmp_path / "trace_3.pipe")
+    done = _run("dumps.py", "--pipe", f"{tmp_path}/trace_")
+    assert done.returncode == 0, done.stderr
+    said = dict(line.removeprefix(f"{tmp_path}/").split(": ", 1) for line in done.stdout.splitlines())
+    assert said["trace_3.pipe"] == "asked for its dump" and os.read(pipe, 100) == b"1\n"
+    assert said["trace_4.pipe"] == "nobody listens"
+    assert said["trace_5.pipe"] == "no pipe" and (tmp_path / "trace_5.pipe").read_text() == ""
+    assert "asked" not in said["trace_6.pipe"], "whoever may write there could have another file written to"
+
+
+def test_a_dry_run_of_dumps_asks_nobody(tmp_path: Path, pipe: int) -> None:
+    words = ["--pipe", f"{tmp_path}/trace_", "--ras", "127.0.0.1:1", "--keep", str(tmp_path), "--dry-run"]
+    done = _run("dumps.py", *words)
+    assert done.returncode == 0 and "would be asked" in done.stdout and "would keep" in done.stdout
+    with pytest.raises(BlockingIOError):
+        os.set_blocking(pipe, False)
+        with os.fdopen(os.open(tmp_path / "trace_3.pipe", os.O_WRONLY | os.O_NONBLOCK), "wb"):
+            os.read(pipe, 100)
+    assert not list(tmp_path.glob("*.txt"))
+
+
+def test_stacks_of_culprits_on_this_node_are_kept(tmp_path: Path) -> None:
+    spy = tmp_path / "spy"
+    spy.write_text('#!/bin/sh\necho "$@"\n')
+    spy.chmod(0o755)
+    here = _verdict().replace(b'"host0"', json.dumps(socket.gethostname()).encode())
+    words = ["--py-spy", "--program", str(spy), "--keep", str(tmp_path)]
+    assert _run("dumps.py", *words, data=here).returncode == 0
+    (kept,) = tmp_path.glob("*-pid-7.txt")
+    assert kept.read_text() == "dump --nonblocking --pid 7\n"
+    again = _run("dumps.py", *words, data=here)
+    assert again.returncode == 1 and "not kept" in again.stdout, "what lies there is not written over"
+    assert _run("dumps.py", *words).stdout == "", "of a culprit elsewhere nothing is known here"
+
+
+def test_dumps_that_cannot_be_made_are_a_line(tmp_path: Path) -> None:
+    done = _run("dumps.py", "--ras", "127.0.0.1:1", "--keep", str(tmp_path))
+    assert done.returncode == 1 and "not kept" in done.stdout and not done.stderr
+    assert "nothing to do" in _run("dumps.py", "--pipe", "x", data=_verdict(VerdictClass.SLOW_COMPUTATION)).stdout
+    assert _run("dumps.py", "--ras", "127.0.0.1:1").returncode == 2

@@ -131,8 +131,11 @@ def _place(verdict: Verdict) -> dict[str, str]:
 
 
 def _advice(row: Row, place: Mapping[str, str]) -> Advice:
-    do = tuple(step.replace("{pid}", place["pid"]).replace("{host}", place["host"]) for step in row.do)
-    return Advice(row.id, row.seen, row.cause, row.confidence, do, row.sources, row.defect, row.check, row.fixed_in)
+    def placed(text: str) -> str:
+        return text.replace("{pid}", place["pid"]).replace("{host}", place["host"])
+
+    do, check = tuple(map(placed, row.do)), placed(row.check)
+    return Advice(row.id, row.seen, row.cause, row.confidence, do, row.sources, row.defect, check, row.fixed_in)
 
 
 def informed(verdict: Verdict, processes: Processes, nics: Iterable[NicRecord] = ()) -> Verdict:

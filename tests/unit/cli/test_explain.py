@@ -6,9 +6,11 @@ import json
 
 import pytest
 
+from ncclwatch.cli.explain import row_lines
 from ncclwatch.cli.main import run
 from ncclwatch.errors import ExitStatus
 from ncclwatch.knowledge.rows import rows
+from ncclwatch.text import Style
 
 
 def test_without_an_argument_every_row_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,3 +45,11 @@ def test_defects_of_a_release(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_nobody_knows_is_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(words) == ExitStatus.USAGE
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_all_that_a_row_asks_for_is_told_and_no_placeholder_is_left() -> None:
+    for row in rows():
+        told = list(row_lines(row, Style(enabled=False)))
+        (fits,) = (line for line in told if line.startswith("  fits "))
+        assert all(f"{key} " in fits for key in row.when.lists), fits
+        assert not any("{pid}" in line or "{host}" in line for line in told), row.id
