@@ -19,7 +19,7 @@ import msgspec
 
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.model.network import NetworkLook
-from ncclwatch.model.state import ProcessSample
+from ncclwatch.model.state import ProcessInfo
 from ncclwatch.simulate.scenario import Scenario, load_all
 from score import nccl_choice
 from score.__main__ import SCENARIOS
@@ -41,13 +41,15 @@ def anonymous(batch: NodeBatch) -> NodeBatch:
         nics = tuple(nic for nic in network.nics if nic.used_by)
         network = NetworkLook(nics=nics, flows=network.flows)
     return msgspec.structs.replace(
-        batch, samples=tuple(_anonymous(sample) for sample in batch.samples), changes=(), notes=(), planes=(), problems=(),
-        overhead=None, network=network,
+        batch, samples=tuple(replace(one, process=_nameless(one.process)) for one in batch.samples),
+        windows=tuple(replace(one, process=_nameless(one.process)) for one in batch.windows), changes=(), notes=(), planes=(),
+        problems=(), overhead=None, network=network,
     )  # fmt: skip
 
 
-def _anonymous(sample: ProcessSample) -> ProcessSample:
-    return replace(sample, process=replace(sample.process, name=PROGRAM, command=(PROGRAM,), library=LIBRARY, container_id=""))
+def _nameless(process: ProcessInfo) -> ProcessInfo:
+    traits = replace(process.traits, settings=(), kernel="") if process.traits is not None else None
+    return replace(process, name=PROGRAM, command=(PROGRAM,), library=LIBRARY, container_id="", traits=traits)
 
 
 def scenario_of(name: str, catalogue: Mapping[str, Scenario]) -> Scenario | None:

@@ -73,6 +73,8 @@ class WorkerState:
 class _Life:
     reader: BatchReader
     upto: int = -1
+    refused: int = 0
+    """Batches after ``upto`` that came, and were more than is heard of a node."""
     first: int | None = None
     """The first batch that no message holds yet."""
 
@@ -132,10 +134,12 @@ class Hearing:
         if known is None:
             self.counts.refused_nodes += 1
             return
+        speaker = known.lives.get(life)
         if not known.allowance.take(stored_ns):
             self.counts.flooded += 1
+            if speaker is not None:
+                speaker.refused += 1
             return
-        speaker = known.lives.get(life)
         if speaker is None:
             speaker = known.lives[life] = _Life(BatchReader(self._shared))
             while len(known.lives) > LIVES_OF_A_NODE:
@@ -143,8 +147,8 @@ class Hearing:
         if n <= speaker.upto:
             self.counts.duplicates += 1
             return
-        self.counts.missed += n - speaker.upto - 1 if speaker.upto >= 0 else 0
-        speaker.upto = n
+        self.counts.missed += max(0, n - speaker.upto - 1 - speaker.refused) if speaker.upto >= 0 else 0
+        speaker.upto, speaker.refused = n, 0
         try:
             decoded = speaker.reader.decode(data)
             batch = decoded.batch

@@ -24,7 +24,7 @@ def targets() -> list[Target]:
     """One a format."""
     return [
         Target("flight-recorder", "a dump of PyTorch's Flight Recorder", _dumps, _judge_dump, quick=220),
-        Target("packed", "an archive of records", _archives, _unpack, quick=2500),
+        Target("packed", "an archive of records", _archives, _unpack, quick=1000),
     ]
 
 

@@ -131,6 +131,16 @@ def test_batches_that_never_came_are_counted_and_those_that_came_twice_are_dropp
     assert (hearing.counts.duplicates, hearing.counts.missed) == (2, 2)
 
 
+def test_what_was_too_much_of_a_node_did_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ncclwatch.messaging.bus_batch.BURST", 2.0)
+    monkeypatch.setattr("ncclwatch.messaging.bus_batch.RATE", 1.0)
+    hearing, writer = Hearing(), BatchWriter(calls="all", key_every=1)
+    batches = list(node_batches(list(ring_looks(6)), hosts=("node0",)))
+    for n, later_s in ((0, 0), (1, 0), (2, 0), (3, 0), (5, 2)):
+        hearing.take("default", "node0", "L", n, writer.encode(batches[n]), NOW, stored_ns=NOW + later_s * 10**9)
+    assert (hearing.counts.batches, hearing.counts.flooded, hearing.counts.missed) == (3, 2, 1), "4 alone never came"
+
+
 def test_a_batch_that_builds_on_what_was_not_heard_asks_for_a_key() -> None:
     hearing, writer = Hearing(), BatchWriter(calls="all")
     batches = list(node_batches(list(ring_looks(3)), hosts=("node0",)))
