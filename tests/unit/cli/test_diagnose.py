@@ -160,11 +160,12 @@ def test_a_running_job_accuses_nobody(run: Run, monkeypatch: pytest.MonkeyPatch)
         last = target.looks[-1]
         assert isinstance(last, ProcessSample)
         target.looks[-1] = moved(last)
-    fake_targets.install(monkeypatch, targets)
-    status, out, _ = run("--all", "--exit-code")
+    fake_targets.install(monkeypatch, {**targets, 4711: PrivilegeError("closed", "run as root")})
+    status, out, err = run("--pid", ",".join(map(str, [*targets, 4711])), "--exit-code")
     assert status == 0
     assert out.startswith("RUNNING  ")
     assert "culprit" not in out
+    assert "4711" in err and "closed" not in out, "it explains nothing here"
 
 
 def test_json_fits_the_committed_schema(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +183,9 @@ def test_one_process_that_cannot_be_read_is_a_line_and_the_rest_goes_on(run: Run
     status, out, err = run("--pid", "1000,1001,1002,1003")
     assert status == 0
     assert "rank 2" in out.splitlines()[1]
-    assert err == "ncclwatch: pid 1000: not allowed to read the memory of process 1000: run as root\n"
+    line = "pid 1000: not allowed to read the memory of process 1000: run as root"
+    assert err == f"ncclwatch: {line}\n"
+    assert line in json.loads(run("--pid", "1000,1001,1002,1003", "--json")[1])["unobserved"]
 
 
 def test_a_process_that_ends_between_two_looks_counts_as_dead(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
