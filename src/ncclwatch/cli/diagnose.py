@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +48,9 @@ Series = list[Sequence[ProcessSample]]
 
 Engine = Callable[[Series, float], list[Verdict]]
 """From samples, and the seconds for which nothing must have moved, to one verdict a job, worst first."""
+
+Proxies = Mapping[int, Collection[int]]
+"""By pid, the ids of the progress threads of NCCL's proxies (``ProcessSample.proxy_threads``)."""
 
 
 def diagnose(
@@ -94,12 +97,12 @@ def diagnose(
         if judged is not None:
             return judged
     live = options.choose_pids(named, every) if named or every or not files else []
-    verdicts, problems = judge(live, files, every=every, wait=wait, interval=interval, wire=wire)
+    verdicts, problems, proxies = judge(live, files, every=every, wait=wait, interval=interval, wire=wire)
     if live and any(verdict.verdict_class.accuses for verdict in verdicts):
         # Late: a verdict does not wait until that is loaded.
         from ncclwatch.cli.gpus import beside
 
-        verdicts = beside(_with_stacks(verdicts, live, pause=allow_pause) if stacks else verdicts)
+        verdicts = beside(_with_stacks(verdicts, live, proxies, pause=allow_pause) if stacks else verdicts)
     if as_json:
         emit_json(verdicts[0].to_json())
     else:
@@ -126,22 +129,23 @@ def _records(
     return None
 
 
-def _with_stacks(verdicts: list[Verdict], pids: Sequence[int], *, pause: bool) -> list[Verdict]:
+def _with_stacks(verdicts: list[Verdict], pids: Sequence[int], proxies: Proxies, *, pause: bool) -> list[Verdict]:
     """The verdicts with what their culprits were doing."""
     from ncclwatch.cli.stacks import beside
     from ncclwatch.target.discover import inspect_process
 
-    ranks: dict[int, int | None] = {}
+    ranks: dict[int, int | None] = dict.fromkeys(pids)
     for pid in pids:
         with suppress(NcclwatchError):
             ranks[pid] = inspect_process(pid).rank
-    return beside(verdicts, pids, ranks, pause=pause)
+    return beside(verdicts, ranks, proxies, pause=pause)
 
 
 def judge(
     pids: Sequence[int], files: Sequence[Path], *, every: bool, wait: float, interval: float, wire: bool = False
-) -> tuple[list[Verdict], list[Problem]]:
-    """One verdict a job, worst first, over live processes and snapshot files together, and what could not be read.
+) -> tuple[list[Verdict], list[Problem], Proxies]:
+    """One verdict a job, worst first, over live processes and snapshot files together, what could not be read, and the progress
+    threads of NCCL's proxies.
 
     ``every`` says that ``pids`` are all NCCL processes of this node; ``wire`` has their work requests counted where they stand.
     Raises when nothing at all could be read.
@@ -184,12 +188,13 @@ def judge(
         # Files hold all that will ever be seen: there is nothing to wait for.
         files_only = not watch.watched
         if files_only:
-            return _beside_unread(engine(list(recorded), 0.0), problems + watch.problems)
+            return *_beside_unread(engine(list(recorded), 0.0), problems + watch.problems), {}
         counted = lambda: count is not None and count.answered  # noqa: E731
         verdicts = settle(
             engine, read, wait=wait, interval=interval, began=began, counted=counted, sleep=rest, shows_all=_shows_what_is_open
         )
-        return _beside_unread(verdicts, problems + watch.problems)
+        proxies = {one.target.pid: one.last.proxy_threads for one in watch.watched if one.last is not None}
+        return *_beside_unread(verdicts, problems + watch.problems), proxies
 
 
 def _beside_unread(verdicts: Sequence[Verdict], problems: list[Problem]) -> tuple[list[Verdict], list[Problem]]:

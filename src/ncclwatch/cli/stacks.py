@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -77,19 +77,23 @@ def plain_stack(one: RankStack, every: Sequence[RankStack]) -> dict[str, object]
 # --- beside a verdict ----------------------------------------------------------------------------------------------------
 
 
-def beside(verdicts: Sequence[Verdict], pids: Iterable[int], ranks: dict[int, int | None], *, pause: bool) -> list[Verdict]:
-    """Verdicts with what their culprits were doing, of those among ``pids`` of this node, and what a few peers did meanwhile."""
-    known, host = set(pids), socket.gethostname()
+def beside(
+    verdicts: Sequence[Verdict], ranks: Mapping[int, int | None], proxies: Mapping[int, Collection[int]], *, pause: bool
+) -> list[Verdict]:
+    """Verdicts with what their culprits were doing, of those of this node whose pids are in ``ranks``, and what a few peers did
+    meanwhile. ``proxies``: the ids of NCCL's progress threads in each process.
+    """
+    host = socket.gethostname()
     found: dict[tuple[str, int], ProcessLook] = {}
     told = []
     for verdict in verdicts:
-        suspects = [one.pid for one in verdict.culprits if one.host == host and one.pid in known][:SUSPECTS]
+        suspects = [one.pid for one in verdict.culprits if one.host == host and one.pid in ranks][:SUSPECTS]
         if not verdict.verdict_class.accuses or not suspects:
             told.append(verdict)
             continue
         waiting = [pid for pid, rank in sorted(ranks.items()) if rank in verdict.victims and pid not in suspects][:PEERS]
         wanted = [pid for pid in (*suspects, *waiting) if pid is not None and (host, pid) not in found]
-        for stack in read_stacks(wanted, pause=pause, within_s=BESIDE_S):
+        for stack in read_stacks(wanted, pause=pause, within_s=BESIDE_S, proxies=proxies):
             found[host, stack.pid] = process_look(stack, host)
         peers = [found[host, pid] for pid in waiting if (host, pid) in found]
         told.append(with_stacks(verdict, found, peers, lambda look: _name(look, ranks)))

@@ -383,7 +383,10 @@ class NodeCollector:
             from ncclwatch.collect.suspects import SuspectLooks
 
             self._suspects = SuspectLooks()
-        return self._suspects is not None and self._suspects.order(pids, self._host)
+        if self._suspects is None:
+            return False
+        samples = {pid: one.last for pid in pids if (one := self.watched.get(pid)) is not None and one.last is not None}
+        return self._suspects.order(pids, self._host, {pid: sample.proxy_threads for pid, sample in samples.items()})
 
     def _with_work(self, window: RankWindow) -> RankWindow:
         """A window with what its connections carried."""

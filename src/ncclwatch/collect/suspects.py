@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from ncclwatch.text import clean
 if TYPE_CHECKING:
     from ncclwatch.model.gpu import GpuLook
     from ncclwatch.target.stacks import ProcessStack
+    from ncclwatch.target.threads import ThreadRow
 
 MOST = 8
 """Processes that are looked at for one order."""
@@ -37,12 +39,14 @@ class SuspectLooks:
         self._found: list[ProcessLook] = []
         self._gpus: GpuLook | None = None
 
-    def order(self, pids: Sequence[int], host: str) -> bool:
-        """Begin to look at these processes of this node, called ``host``; whether nobody else is looked at yet."""
+    def order(self, pids: Sequence[int], host: str, proxies: Mapping[int, Collection[int]]) -> bool:
+        """Begin to look at these processes of this node, called ``host``; whether nobody else is looked at yet. ``proxies``: the
+        ids of NCCL's progress threads in each (``Communicator.proxy_thread``).
+        """
         if self._thread is not None and self._thread.is_alive():
             return False
         self._thread = threading.Thread(
-            target=self._look, args=(tuple(pids[:MOST]), host), name="ncclwatch-suspects", daemon=True
+            target=self._look, args=(tuple(pids[:MOST]), host, dict(proxies)), name="ncclwatch-suspects", daemon=True
         )
         self._thread.start()
         return True
@@ -59,14 +63,14 @@ class SuspectLooks:
             gpus, self._gpus = self._gpus, None
         return tuple(found), gpus
 
-    def _look(self, pids: Sequence[int], host: str) -> None:
+    def _look(self, pids: Sequence[int], host: str, proxies: Mapping[int, Collection[int]]) -> None:
         from ncclwatch.gpu.health import look_at_gpus
         from ncclwatch.probes.capabilities import inherited
         from ncclwatch.target.stacks import read_stacks
 
         try:
             with inherited():
-                found = [process_look(stack, host) for stack in read_stacks(pids, within_s=WITHIN_S)]
+                found = [process_look(stack, host) for stack in read_stacks(pids, within_s=WITHIN_S, proxies=proxies)]
                 gpus = look_at_gpus(GPUS_S)
         except Exception as error:
             # What is read there can be anything: it must not end in more than a line.
@@ -91,12 +95,19 @@ def process_look(stack: ProcessStack, host: str) -> ProcessLook:
 
 
 def _kernel(stack: ProcessStack) -> Iterator[str]:
-    """``main thread sleeping in futex_do_wait (futex)``, ``1 thread in disk sleep: nfs_wait_bit_killable``."""
-    row = stack.main_row
-    if row is not None:
-        where = f" in {row.wchan}" if row.wchan else ""
-        yield f"main thread {row.state}{where}" + (f" ({row.call})" if row.call else "")
+    """``main thread sleeping in futex_do_wait (futex)``, ``proxy thread running``, ``1 thread in disk sleep: nfs_wait``."""
+    if stack.main_row is not None:
+        yield f"main thread {_where(stack.main_row)}"
+    for where, number in Counter(map(_where, stack.proxies)).items():
+        yield f"{f'{number} proxy threads' if number > 1 else 'proxy thread'} {where}"
     stuck = sorted({other.wchan or "?" for other in stack.rows if other.state == "disk sleep"})
     number = sum(other.state == "disk sleep" for other in stack.rows)
     if number:
         yield f"{number} thread{'s' if number > 1 else ''} in disk sleep: {', '.join(stuck[:4])}"
+
+
+def _where(row: ThreadRow | None) -> str:
+    """``sleeping in futex_do_wait (futex)``."""
+    if row is None:
+        return "gone"
+    return row.state + (f" in {row.wchan}" if row.wchan else "") + (f" ({row.call})" if row.call else "")

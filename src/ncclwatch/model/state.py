@@ -298,6 +298,11 @@ class Communicator:
     message_peers: tuple[int, ...] | None = None
     """Peers with which connections for sends and receives were made, or are being made; ``None`` where that was not read."""
 
+    proxy_thread: int | None = None
+    """The kernel's id of its proxy's progress thread, in the process's own pid namespace; 0 once that has ended, ``None`` where
+    it was not read.
+    """
+
     def may_message(self, peer: int) -> bool:
         """Whether a Send or Recv with a peer may be under way: NCCL connects the two for it before it launches
         (``connIndex`` 1, src/enqueue.cc).
@@ -378,6 +383,11 @@ class ProcessSample:
         unavailable = {**self.unavailable, f"memory of process {self.process.pid}": why}
         again = self.ended(time_ns, wall_ns)
         return replace(again, run_state=run_state, unavailable=unavailable)
+
+    @property
+    def proxy_threads(self) -> frozenset[int]:
+        """The ids of its proxies' progress threads, as far as they were read."""
+        return frozenset(own.proxy_thread for own in self.communicators if own.proxy_thread is not None)
 
     @property
     def largest(self) -> Communicator | None:

@@ -53,6 +53,12 @@ _COMM = (
 )
 _SHARED = ("owner", "refCount", "collOpCount", "proxyState")
 _PEER = ("rank", "hostHash", "pidHash", "cudaDev", "busId", "comm")
+_TID_AT = {40: 720, 48: 208}
+"""Where glibc's ``struct pthread`` has the thread's id (nptl/descr.h: behind ``tcbhead_t`` of 704 and 192 bytes and a list), by
+the size of a mutex, which is another on x86-64 than on aarch64.
+"""
+MAX_TID = 1 << 22
+"""The kernel gives no higher one (``PID_MAX_LIMIT``, include/linux/threads.h)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,7 @@ class _Lasting:
     captured_plans: int | None
     device_initiated: bool | None
     multi_node_nvlink: bool | None
+    proxy_thread: int | None
     truncated: tuple[str, ...]
     unavailable: tuple[tuple[str, str], ...]
 
@@ -138,11 +145,11 @@ class CommReader:
         nranks, rank = values["nRanks"] or 0, values["rank"] or 0
         if decoder.layout.has("ncclComm.opCount"):
             decoder.counters.append(address + decoder.layout.member("ncclComm.opCount").offset)
-        lasting = self._lasting_of(address, values)
         shared = values.get("sharedRes") or 0
         resources = self._shared_resources(shared)
         owner = resources.get("owner")
         proxy_state = values["proxyState"] or resources.get("proxyState") or 0
+        lasting = self._lasting_of(address, values, proxy_state)
         record = Communicator(
             address=address,
             hash=values["commHash"] or 0,
@@ -172,6 +179,7 @@ class CommReader:
             rings=lasting.rings,
             transports=lasting.transports,
             message_peers=lasting.message_peers,
+            proxy_thread=lasting.proxy_thread,
             shares_resources=None if owner is None else owner != address or (resources.get("refCount") or 1) > 1,
             parent_hash=self._hash_of(owner) if owner and owner != address else None,
         )
@@ -194,7 +202,7 @@ class CommReader:
         failed = state["asyncResult"] if state else None
         return self._result(failed) if failed else result
 
-    def _lasting_of(self, address: int, values: Values) -> _Lasting:
+    def _lasting_of(self, address: int, values: Values, proxy_state: int) -> _Lasting:
         key = (address, values["commHash"] or 0)
         kept = self._lasting.get(key)
         if kept is not None and kept.read_at + self._keep_s > time.monotonic():
@@ -202,7 +210,7 @@ class CommReader:
             self.decoder.truncated.update(dict.fromkeys(kept.truncated))
             self.decoder.unavailable.update(kept.unavailable)
             return kept
-        former, kept = kept, self._read_lasting(address, values)
+        former, kept = kept, self._read_lasting(address, values, proxy_state)
         if former is not None:
             # What is the same stays the same object: whoever has seen it need not look at it again.
             kept = replace(
@@ -213,7 +221,7 @@ class CommReader:
         self._lasting[key] = kept
         return kept
 
-    def _read_lasting(self, address: int, values: Values) -> _Lasting:
+    def _read_lasting(self, address: int, values: Values, proxy_state: int) -> _Lasting:
         decoder = self.decoder
         truncated, unavailable = dict(decoder.truncated), dict(decoder.unavailable)
         nranks = values["nRanks"] or 0
@@ -233,9 +241,20 @@ class CommReader:
             captured_plans=self._one_of(address, "ncclComm", ("localPersistentRefs", "persistentRefs")),
             device_initiated=_flag(self._one_of(values["sharedRes"] or 0, "ncclSharedResources", ("ginState.connected",))),
             multi_node_nvlink=_flag(self._one_of(address, "ncclComm", ("MNNVL",))),
+            proxy_thread=self._proxy_thread(proxy_state),
             truncated=tuple(line for line in decoder.truncated if line not in truncated),
             unavailable=tuple(item for item in decoder.unavailable.items() if item[0] not in unavailable),
         )
+
+    def _proxy_thread(self, proxy_state: int) -> int | None:
+        """The id that glibc keeps of the progress thread, in the ``struct pthread`` that its handle points to."""
+        layout = self.decoder.layout
+        if not (proxy_state and layout.has("ncclProxyState.progressState.thread") and layout.has("ncclProxyOpsPool.mutex")):
+            return None
+        handle = self.decoder.words(proxy_state + layout.member("ncclProxyState.progressState.thread").offset, 1, 8)
+        offset = _TID_AT.get(layout.member("ncclProxyOpsPool.mutex").size)
+        found = self.decoder.words(handle[0] + offset, 1, 4) if handle and handle[0] and offset else None
+        return found[0] if found and found[0] <= MAX_TID else None
 
     def _one_of(self, address: int, struct: str, names: tuple[str, ...]) -> int | None:
         """The first of several members that this build has; one that only tells what else is hidden may be missing."""

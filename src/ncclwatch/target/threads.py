@@ -43,6 +43,7 @@ GIL_WAKES = 8
 turns of 5 ms (``INTERVAL``, Python/ceval_gil.c), which would be 40. Seen on CPython 3.6 to 3.13, on a crowded machine: 13 to 36.
 One that waits for anything else sleeps until it has it: 0.
 """
+_OWN_TID = re.compile(r"^NSpid:[\t 0-9]*?(\d+)$", re.MULTILINE)
 _SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 
 
@@ -80,6 +81,18 @@ def _thread(folder: Path, tid: int) -> ThreadRow | None:
         clean(wchan, 48) if wchan != "0" else "",
         system_call(_read(folder / "syscall")),
     )
+
+
+def own_tid(pid: int, tid: int, proc: Path = PROC) -> int:
+    """The id by which a thread knows itself: in the innermost pid namespace that it is in."""
+    found = _OWN_TID.search(_read(proc / str(pid) / "task" / str(tid) / "status"))
+    return int(found[1]) if found else tid
+
+
+def settled(pid: int, row: ThreadRow, proc: Path = PROC) -> ThreadRow:
+    """A row as it is now, where it was in disk sleep: threads that use a GPU are for a moment, now and then (seen on an H200)."""
+    again = _thread(proc / str(pid) / "task" / str(row.tid), row.tid) if row.state == "disk sleep" else None
+    return again or row
 
 
 def system_call(text: str) -> str:

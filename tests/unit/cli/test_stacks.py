@@ -52,7 +52,7 @@ def test_beside_a_verdict_the_culprit_and_a_peer_are_told(monkeypatch: pytest.Mo
             yield _stack(pid, READ[pid])
 
     monkeypatch.setattr(stacks, "read_stacks", read)
-    (told,) = stacks.beside([_verdict()], [7, 8], {7: 0, 8: 1}, pause=False)
+    (told,) = stacks.beside([_verdict()], {7: 0, 8: 1}, {}, pause=False)
     assert asked == [7, 8]
     assert told.culprits[0].doing == ("data-loader",)
     assert told.knowledge[0].row == "data-loader"
@@ -70,12 +70,12 @@ def test_beside_a_verdict_the_culprit_and_a_peer_are_told(monkeypatch: pytest.Mo
 )
 def test_nobody_else_is_looked_at(verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "read_stacks", lambda *_a, **_k: pytest.fail("was read"))
-    assert stacks.beside([verdict], [7, 8], {7: 0, 8: 1}, pause=False) == [verdict]
+    assert stacks.beside([verdict], {7: 0, 8: 1}, {}, pause=False) == [verdict]
 
 
 def test_one_that_was_not_read_says_so_and_changes_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "read_stacks", lambda pids, **_k: (ProcessStack(pid, "S", problem="not read") for pid in pids))
-    (told,) = stacks.beside([_verdict()], [7], {7: 0}, pause=False)
+    (told,) = stacks.beside([_verdict()], {7: 0}, {}, pause=False)
     assert told.culprits[0].doing == ()
     assert told.knowledge == ()
     assert "not read" in told.evidence[0]

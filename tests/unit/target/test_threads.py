@@ -14,7 +14,7 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.target import python_stack
 from ncclwatch.target.stacks import python_lines
 from ncclwatch.target.stacks import read_stack as read_process
-from ncclwatch.target.threads import system_call, threads, wants_gil
+from ncclwatch.target.threads import own_tid, settled, system_call, threads, wants_gil
 
 
 def test_threads_of_a_real_process() -> None:
@@ -49,6 +49,20 @@ def test_names_are_cleaned_and_parentheses_do_not_confuse(tmp_path: Path) -> Non
 def test_what_the_kernel_does_not_tell_is_empty(tmp_path: Path) -> None:
     [row] = threads(7, fake(tmp_path, stat="7 (x) S 1", wchan="0"))
     assert (row.name, row.wchan, row.call) == ("", "", "")
+
+
+def test_a_disk_sleep_that_is_over_at_a_second_look_is_none(tmp_path: Path) -> None:
+    proc = fake(tmp_path, stat="7 (x) D 1", wchan="down_read")
+    [row] = threads(7, proc)
+    assert settled(7, row, proc) == row, "it still is"
+    (proc / "7/task/7/stat").write_text("7 (x) R 1")
+    assert settled(7, row, proc).state == "running"
+    assert settled(8, row, proc) == row, "a thread that is gone is shown as it was"
+
+
+@pytest.mark.parametrize(("status", "own"), [("NSpid:\t7\n", 7), ("Name:\tx\nNSpid:\t7\t41\t3\nNSpgid:\t7\n", 3), ("", 7)])
+def test_a_thread_knows_itself_by_its_id_in_the_innermost_namespace(tmp_path: Path, status: str, own: int) -> None:
+    assert own_tid(7, 7, fake(tmp_path, status=status)) == own
 
 
 @pytest.mark.parametrize(
