@@ -77,7 +77,7 @@ def test_what_was_posted_and_does_not_complete_is_said(soft_roce: Fabric) -> Non
                     told = lines_of(update.verdict)
             print(f"told after {time.monotonic() - began:.1f} s", *notes, *told, sep="\n")
             session.close()
-            verdicts, problems = judge(job.pids, (), every=False, wait=WAIT_S, interval=1.0, wire=True)
+            verdicts, problems, _ = judge(job.pids, (), every=False, wait=WAIT_S, interval=1.0, wire=True)
             print(*verdicts[0].evidence, verdicts[0].summary, sep="\n")
         finally:
             session.close()
@@ -94,7 +94,7 @@ def test_that_nobody_takes_completions_is_said(soft_roce: Fabric) -> None:
     with job_of(soft_roce, "--fault", f"stall_proxy:rank={VICTIM},at=40") as job:
         until_still(job)
         began = time.monotonic()
-        verdicts, _ = judge(job.pids, (), every=False, wait=WAIT_S, interval=1.0, wire=True)
+        verdicts, _, _ = judge(job.pids, (), every=False, wait=WAIT_S, interval=1.0, wire=True)
         took = time.monotonic() - began
         print(f"judged after {took:.1f} s")
         assert took < WAIT_S, "what requests show need not be waited for"

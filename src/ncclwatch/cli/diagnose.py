@@ -193,7 +193,7 @@ def judge(
         verdicts = settle(
             engine, read, wait=wait, interval=interval, began=began, counted=counted, sleep=rest, shows_all=_shows_what_is_open
         )
-        proxies = {one.target.pid: one.last.proxy_threads for one in watch.watched if one.last is not None}
+        proxies = {one.last.process.pid: one.last.proxy_threads for one in watch.watched if one.last is not None}
         return *_beside_unread(verdicts, problems + watch.problems), proxies
 
 
