@@ -24,7 +24,7 @@ from gpu.gpujob import STANDIN, VERSION, GpuJob, missing
 from ncclwatch.target.devconn import counter_places
 from ncclwatch.target.frame import FrameFile, WantedWord
 from ncclwatch.target.session import TargetProcess
-from testbed.watcher import live
+from testbed.watcher import live, pids
 
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24)
 """Elements of 4 bytes: 4 KiB to 64 MiB."""
@@ -39,7 +39,7 @@ def per_second(count: int, seconds: float, way: str | None) -> float:
     with GpuJob(2, arguments, shim=way in WAYS[:2]) as job, ExitStack() as stack:
         job.wait_iterations(3)
         if way == WAYS[2]:
-            watcher = stack.enter_context(live("--pid", ",".join(map(str, job.pids))))
+            watcher = stack.enter_context(live(*pids(job)))
             watcher.wait_for("rank", count=4)
         if way == WAYS[1]:
             for pid in job.pids:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gpu.gpujob import STANDIN, VERSION, GpuJob
-from testbed.watcher import live, run
+from testbed.watcher import live, pids, run
 
 RANKS, VICTIM = 4, 2
 RELEASE = tuple(int(part) for part in VERSION.split(".")[:2])
@@ -83,10 +83,9 @@ FAULTS = {
 
 def diagnosed(job: GpuJob, name: str) -> dict[str, Any]:
     """What ``ncclwatch diagnose`` says of a job that nobody watched before; a snapshot is kept."""
-    pids = ",".join(map(str, job.pids))
     if folder := os.environ.get("OUT"):
-        run("snapshot", "--pid", pids, "--output", str(Path(folder) / f"gpu-{VERSION}-{name}.ncclwatch"))
-    done = run("diagnose", "--json", "--pid", pids)
+        run("snapshot", *pids(job), "--output", str(Path(folder) / f"gpu-{VERSION}-{name}.ncclwatch"))
+    done = run("diagnose", "--json", *pids(job))
     assert done.returncode == 0, done.stderr
     said: dict[str, Any] = json.loads(done.stdout)
     print(f"\n{name}: {said['class']}: {said['summary']} {said['rules']}")
@@ -124,7 +123,7 @@ def test_a_healthy_job_is_silent_and_a_frozen_rank_is_named_live(way: str) -> No
     """The calls are traced by uprobes in a process that uses real CUDA."""
     with WAYS[way].job() as job:
         job.wait_iterations(3)
-        with live("--pid", ",".join(map(str, job.pids))) as watcher:
+        with live(*pids(job)) as watcher:
             attached = watcher.wait_for("attached")
             assert attached["planes"]["calls"]["running"], attached
             watcher.wait_for("rank", count=8 * RANKS)
@@ -148,7 +147,7 @@ def test_a_rank_that_replays_once_less_is_named_live(way: str) -> None:
     with replace(WAYS[way], arguments=arguments).job({VICTIM: ("--omit", "40")}) as job:
         for rank in range(RANKS):
             job.wait_line(rank, "ready")
-        with live("--pid", ",".join(map(str, job.pids))) as watcher:
+        with live(*pids(job)) as watcher:
             watcher.wait_for("rank", count=RANKS)
             job.open_gate()
             verdict = watcher.wait_for("verdict")["verdict"]
@@ -164,7 +163,7 @@ def test_a_rank_that_becomes_late_is_named_live(way: str) -> None:
     way_of_it = replace(WAYS[way], arguments=("--late-ms", "20"))
     with way_of_it.job({VICTIM: ("--slow-at", "600", "--slow-ms", "200")}) as job:
         job.wait_iterations(3)
-        with live("--pid", ",".join(map(str, job.pids))) as watcher:
+        with live(*pids(job)) as watcher:
             job.wait_line(VICTIM, "slows")
             verdict = watcher.wait_for("verdict", timeout=90)["verdict"]
             assert watcher.end() == 0

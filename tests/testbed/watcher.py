@@ -10,14 +10,20 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-from testbed.job import Job
+from typing import Any, Protocol
 
 NCCLWATCH = [sys.executable, "-m", "ncclwatch"]
 
 
-def pids(job: Job) -> list[str]:
+class HasPids(Protocol):
+    """A job of any kind."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Those of its ranks."""
+
+
+def pids(job: HasPids) -> list[str]:
     return ["--pid", ",".join(map(str, job.pids))]
 
 

@@ -12,7 +12,7 @@ import typer
 from ncclwatch.cli.options import JsonOption
 from ncclwatch.cli.output import emit, emit_json
 from ncclwatch.errors import UsageError
-from ncclwatch.knowledge.rows import LISTS, Release, Row, parse_release, release_text, rows
+from ncclwatch.knowledge.rows import LISTS, Release, Row, parse_release, placed, release_text, rows
 from ncclwatch.text import Style, columns, wrap
 
 
@@ -79,10 +79,10 @@ def row_lines(row: Row, style: Style) -> Iterator[str]:
     yield f"  seen     {row.seen}"
     yield f"  likely   {row.cause}  (judged {row.confidence:.0%} likely)"
     if row.defect:
-        yield f"  to tell  {_anywhere(row.check)}"
+        yield f"  to tell  {placed(row.check)}"
         yield f"  fixed    {'in ' + row.fixed_in if row.fixed_in else 'in no release that is known'}"
     for number, step in enumerate(row.do):
-        yield f"  {'do' if number == 0 else '':<8} {_anywhere(step)}"
+        yield f"  {'do' if number == 0 else '':<8} {placed(step)}"
     keys = [(key, row.when.lists[key]) for key in LISTS if key in row.when.lists]
     words = [f"{key} {' or '.join(sorted(value or 'none' for value in values))}" for key, values in keys]
     words += [f"at least {row.when.min_ranks} ranks"] if row.when.min_ranks else []
@@ -90,10 +90,6 @@ def row_lines(row: Row, style: Style) -> Iterator[str]:
     yield f"  fits     {'; '.join(words) or 'any verdict'}" + (f"; NCCL {_affected(row)}" if row.when.by_release else "")
     yield f"  sources  {'; '.join(row.sources)}"
     yield ""
-
-
-def _anywhere(text: str) -> str:
-    return text.replace("{pid}", "PID").replace("{host}", "its host")
 
 
 def _affected(row: Row) -> str:

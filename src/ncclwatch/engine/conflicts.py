@@ -131,7 +131,7 @@ def _conflict(
     since = len(sequences) - first
     alike = since - len(at) >= ALIKE and 2 * len(at) < since and bool(entries.aligned[part].all())
     moved = (_is_moved(own[first:], usual[first:]) for own in signatures[odd.any(axis=1)])
-    if not (alike or _is_throughout(signatures, usual, first)) or any(moved):
+    if not (alike or _is_throughout(signatures, usual, odd, first)) or any(moved):
         return None
     sequence, wrong, right = int(sequences[last]), part[odd[:, last]].tolist(), part[~odd[:, last]][:1].tolist()
     called = {entry: made for entry in (*wrong, *right) if (made := entries.signature(entry, sequence)) is not None}
@@ -151,11 +151,10 @@ def _conflict(
     )  # fmt: skip
 
 
-def _is_throughout(signatures: NDArray[np.uint64], usual: NDArray[np.uint64], first: int) -> bool:
-    """Whether no other place of the odd ranks could explain it: since the first odd call nobody else calls what they call there,
-    and they call nowhere what the others do.
+def _is_throughout(signatures: NDArray[np.uint64], usual: NDArray[np.uint64], odd: NDArray[np.bool_], first: int) -> bool:
+    """Whether no other place of the odd ranks could explain it: nobody else calls what they call where they are odd, and since
+    the ``first`` of these places they call nowhere what the others called there.
     """
-    odd = signatures != usual
     rows = odd.any(axis=1)
     wrong, right = signatures[odd], np.broadcast_to(usual, odd.shape)[odd]
     foreign = not np.isin(wrong, signatures[~rows]).any() and not np.isin(right, signatures[rows, first:]).any()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ncclwatch.engine.case import Cause
 from ncclwatch.engine.slow.findings import Kind
 from ncclwatch.knowledge.compare import Differs, Unlike, of_culprit
-from ncclwatch.knowledge.rows import Pattern, Release, Row, rows
+from ncclwatch.knowledge.rows import Pattern, Release, Row, placed, rows
 from ncclwatch.knowledge.tickets import Processes, by_place, ticketed
 from ncclwatch.model.failure import Place
 from ncclwatch.model.inside import inside
@@ -127,14 +127,12 @@ def with_looked(verdict: Verdict) -> Verdict:
 
 def _place(verdict: Verdict) -> dict[str, str]:
     first = next((culprit for culprit in verdict.culprits if culprit.pid is not None), None)
-    return {"pid": str(first.pid) if first else "PID", "host": (first.host if first else "") or "its host"}
+    known = {"pid": str(first.pid), "host": first.host} if first is not None else {}
+    return {name: value for name, value in known.items() if value}
 
 
 def _advice(row: Row, place: Mapping[str, str]) -> Advice:
-    def placed(text: str) -> str:
-        return text.replace("{pid}", place["pid"]).replace("{host}", place["host"])
-
-    do, check = tuple(map(placed, row.do)), placed(row.check)
+    do, check = tuple(placed(step, **place) for step in row.do), placed(row.check, **place)
     return Advice(row.id, row.seen, row.cause, row.confidence, do, row.sources, row.defect, check, row.fixed_in)
 
 

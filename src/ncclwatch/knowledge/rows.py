@@ -121,6 +121,11 @@ def release_text(release: Release) -> str:
     return ".".join(map(str, release))
 
 
+def placed(text: str, pid: str = "PID", host: str = "its host") -> str:
+    """A step or a check of a row, with the process and the host it is about; without, in words that hold anywhere."""
+    return text.replace("{pid}", pid).replace("{host}", host)
+
+
 @cache
 def rows() -> tuple[Row, ...]:
     """Every row of every table, in their order."""

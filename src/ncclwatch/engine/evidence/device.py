@@ -123,8 +123,8 @@ def _waits(job: Job, group: Group) -> Iterator[Wait]:
     open_in: dict[KernelState, dict[int, tuple[str, int]]] = defaultdict(dict)
     for rank, (member, own) in group.members.items():
         told = told_of(member, own) if unseen_peers(own) and not member.halted else None
-        open_here = (one for one in told.recent if one.state is not KernelState.FINISHED) if told is not None else iter(())
-        first = next(open_here, None)
+        recent = told.recent if told is not None else ()
+        first = next((one for one in recent if one.state is not KernelState.FINISHED), None)
         if first is not None and not first.point_to_point and first.sequence is not None:
             open_in[first.state][rank] = first.function, first.sequence
     for rank, operation in open_in[KernelState.RUNNING].items():
