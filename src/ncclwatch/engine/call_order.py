@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from ncclwatch.collect.alignment import Entries, line_up
@@ -54,32 +55,37 @@ def find_deviation(order: CallOrder) -> Deviation | None:
     """The last call that broke the pattern of a process. O(square of the kept calls), vectorised."""
     tokens = [(call.comm, call.what, tuple(sorted(call.ways, key=repr))) for call in order.calls]
     numbers: dict[object, int] = {}
-    kinds = np.array([numbers.setdefault(token, len(numbers)) for token in tokens], np.int64)
-    # What follows a broken pattern was never seen before, so it breaks none; and of the older half too little was seen before.
-    begin = max(ALIKE + 2, len(tokens) // 2, len(tokens) - RECENT)
-    found: Deviation | None = None
-    # For each earlier call how many calls before it were as those before this one.
-    alike = np.zeros(len(tokens), np.int64)
-    for at in range(1, len(tokens)):
-        alike[1:at] = np.where(kinds[: at - 1] == kinds[at - 1], alike[: at - 1] + 1, 0)
-        earlier = _same_before(kinds, alike[:at], at) if at >= begin else None
-        if earlier is not None and kinds[earlier] != kinds[at]:
-            left_out = _is_left_out(kinds.tolist(), earlier, at)
-            found = Deviation(tokens[earlier][0], tokens[at][0], len(tokens) - 1 - at, left_out)
-    return found
+    kinds = np.array([numbers.setdefault(token, len(numbers)) for token in tokens], np.int16)
+    if (broken := _last_break(kinds, max(ALIKE + 2, len(tokens) // 2, len(tokens) - RECENT))) is None:
+        return None
+    at, earlier = broken
+    return Deviation(tokens[earlier][0], tokens[at][0], len(tokens) - 1 - at, _is_left_out(kinds.tolist(), earlier, at))
 
 
-def _same_before(kinds: NDArray[np.int64], alike: NDArray[np.int64], position: int) -> int | None:
-    """The last place where the calls before ``position`` were made earlier, if the same call followed every time.
+def _last_break(kinds: NDArray[np.int16], begin: int) -> tuple[int, int] | None:
+    """The last place from ``begin`` on where another call was made than every time before after the same calls, and the last such
+    time: of the older half too little was seen before.
 
     The longest context counts that was met twice at least, and holds more than one kind of call: in a run of equal calls nothing
-    tells how many are still to come.
+    tells how many are still to come. What follows a broken pattern was never seen before, so it breaks none.
     """
-    context = int(np.partition(alike, -2)[-2])
-    if context < ALIKE or len(np.unique(kinds[position - context : position])) < 2:
+    if begin >= len(kinds):
         return None
-    met = np.flatnonzero(alike >= context)
-    return int(met[-1]) if len(np.unique(kinds[met])) == 1 else None
+    places, columns = np.arange(len(kinds), dtype=np.int16), np.arange(len(kinds) - begin)
+    # Row n: the call n + 1 before each place, -1 where there is none. Then how many calls before both are alike.
+    former = sliding_window_view(np.r_[np.full_like(kinds, -1), kinds], len(kinds))[-2:0:-1]
+    unlike = former != kinds
+    older = begin - 1 - unlike[:, begin - 1 :: -1].argmax(axis=1).astype(np.int16)
+    newest = np.maximum.accumulate(np.where(unlike[:, begin - 1 : -1], places[begin - 1 : -1], older[:, None]), axis=1)
+    alike, former = places[begin - 1 : -1] - newest, former[:, begin:]
+    others = alike.copy()
+    others[alike.argmax(axis=0), columns] = 0
+    met = alike >= (context := others.max(axis=0))
+    back, equal = met.argmax(axis=0), alike[0] + 1
+    due = former[back, columns]
+    told = (context >= ALIKE) & (equal < context) & ~(met & (former != due)).any(axis=0) & (due != kinds[begin:])
+    at = int(np.flatnonzero(told)[-1]) if told.any() else -1
+    return (begin + at, begin + at - 1 - int(back[at])) if at >= 0 else None
 
 
 def _is_left_out(kinds: Sequence[int], earlier: int, position: int) -> bool:
@@ -114,14 +120,9 @@ def find_alone_in_deviating(job: Job, orders: Orders | None) -> dict[int, Deviat
 def _deviations(job: Job, indices: Sequence[int], orders: Orders | None) -> dict[int, Deviation]:
     if orders is None:
         return {}
-    found: dict[int, Deviation] = {}
-    for index in indices:
-        info = job.member(index).info
-        order = orders.find(info.host, info.pid)
-        deviation = order.remember("deviation", partial(find_deviation, order)) if order is not None else None
-        if deviation is not None:
-            found[index] = deviation
-    return found
+    kept = ((index, orders.find(job.member(index).info.host, job.member(index).info.pid)) for index in indices)
+    told = ((index, one.remember("deviation", partial(find_deviation, one))) for index, one in kept if one is not None)
+    return {index: deviation for index, deviation in told if deviation is not None}
 
 
 def deviation_facts(job: Job, deviations: Mapping[int, Deviation]) -> list[Fact]:
@@ -132,11 +133,9 @@ def deviation_facts(job: Job, deviations: Mapping[int, Deviation]) -> list[Fact]
         return f"communicator {job.groups[number].hash:016x}" if number is not None else "another communicator"
 
     def text(index: int, broken: Deviation) -> str:
-        since = f", {broken.ago} calls ago" if broken.ago else ""
-        then = ", which it has left out" if broken.left_out else ""
-        made, due = name(index, broken.called), name(index, broken.due)
-        who = job.member(index).label
-        return f"{who} called an operation on {made}{since}, where its calls always had another on {due}{then}"
+        since, then = f", {broken.ago} calls ago" if broken.ago else "", ", which it has left out" if broken.left_out else ""
+        called, due = f"an operation on {name(index, broken.called)}", f"another on {name(index, broken.due)}"
+        return f"{job.member(index).label} called {called}{since}, where its calls always had {due}{then}"
 
     return [told(text(index, broken)) for index, broken in deviations.items()]
 
