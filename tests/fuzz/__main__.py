@@ -12,10 +12,13 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+READY_S = 900.0
+"""So long a target's code may take to be instrumented (10 s of CPU, of which an idle priority gets little), in seconds."""
 
 
 def main() -> int:
@@ -27,7 +30,7 @@ def main() -> int:
     parser.add_argument("targets", nargs="*", choices=[*targets, []], metavar="TARGET", help=", ".join(targets))
     parser.add_argument("--inputs", type=int, default=1_000_000, help="of each target (default: a million)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=None, help="of each target at most")
+    parser.add_argument("--seconds", type=float, default=None, help="of each target at most, from its first input on")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "fuzz", help="corpora and results")
     options = parser.parse_args()
     rows, bad = [], 0
@@ -48,6 +51,8 @@ def fuzz(name: str, count: int, seed: int, seconds: float | None, folder: Path) 
     with (folder / "log").open("wb") as log:
         child = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
         try:
+            if seconds is not None:
+                _wait_until_ready(child, folder / "result.json")
             child.wait(seconds)
         except subprocess.TimeoutExpired:
             child.kill()
@@ -62,6 +67,15 @@ def fuzz(name: str, count: int, seed: int, seconds: float | None, folder: Path) 
     row["ended"] = child.returncode
     row["confirmed"] = confirm(name, folder)
     return row
+
+
+def _wait_until_ready(child: subprocess.Popen[bytes], result: Path) -> None:
+    """Until the first input: the time of a target is for inputs. Raises ``TimeoutExpired`` after ``READY_S``."""
+    until = time.monotonic() + READY_S
+    while child.poll() is None and not result.exists():
+        if time.monotonic() > until:
+            raise subprocess.TimeoutExpired(child.args, READY_S)
+        time.sleep(0.1)
 
 
 def confirm(name: str, folder: Path) -> int:

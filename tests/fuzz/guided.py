@@ -89,6 +89,7 @@ def main() -> None:
             sys.stdout.flush()
             os._exit(0)
 
+    report()  # ready
     if atheris is None:
         for data in harness.inputs(target, count, seed):
             one(data)

@@ -23,6 +23,7 @@ from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.engine.verdict import severity
 from ncclwatch.errors import ExitStatus, UsageError
+from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.ingest.base import Ingested, View
 from ncclwatch.ingest.folders import Found, Record, find, read
 from ncclwatch.ingest.joined import completed
@@ -92,7 +93,9 @@ def judge_found(found: Found, slow: SlowRule | None = None) -> tuple[list[Judged
     """Every job, worst first, and what could not be read. Raises ``IngestError`` when nothing could."""
     records, problems = read(found)
     records = completed(records)
-    told = [(record, judge_ingested(record.ingested, slow)) for record in records]
+    # The collector would walk the records of all ranks, over and over.
+    with collector_at_rest():
+        told = [(record, judge_ingested(record.ingested, slow)) for record in records]
     return sorted(joined(told), key=lambda one: severity(one.verdicts[0])), problems
 
 
