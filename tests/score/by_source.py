@@ -21,14 +21,17 @@ from ncclwatch.cli.foreign import judge_found
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.ingest.folders import find
 from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.simulate.dcgm_text import write_dcgm
 from ncclwatch.simulate.flight_recorder import DumpWriter
 from ncclwatch.simulate.gpu_traces import write_kineto, write_nsight
 from ncclwatch.simulate.inspector import write_inspector
 from ncclwatch.simulate.nccl_logs import nccl_logs
+from ncclwatch.simulate.observe import HOST_PREFIX
 from ncclwatch.simulate.rank_logs import write_rank_logs
 from ncclwatch.simulate.ras_answers import ras_answer
 from ncclwatch.simulate.run import simulate
 from ncclwatch.simulate.scenario import Scenario, ScoreClass, load_all
+from ncclwatch.simulate.straggler_traces import worker_of, write_straggler
 from ncclwatch.simulate.timeline import Timeline
 from score.cases import effect
 
@@ -61,6 +64,11 @@ def write_nccl_logs(timeline: Timeline, folder: Path) -> None:
         (folder / f"nccl-{rank}.log").write_text(log, "utf-8")
 
 
+def write_metrics(timeline: Timeline, folder: Path) -> None:
+    """What DCGM's exporter says when the fault has shown for a while."""
+    write_dcgm(timeline, folder, effect(timeline) + ASKED_S[0])
+
+
 def write_logs(timeline: Timeline, folder: Path) -> None:
     """Rank logs without hashes of groups, with ``config.yaml``, saved to the last line."""
     write_rank_logs(timeline, folder, sensitive_s=0.0)
@@ -82,17 +90,20 @@ SOURCES: dict[str, Callable[[Timeline, Path], object]] = {
     "Kineto": write_kineto,
     "Nsight Systems": write_nsight,
     "Inspector": write_inspector,
+    "StragglerAnalysis": write_straggler,
+    "DCGM": write_metrics,
 }
-TELL_SLOWNESS = frozenset({"rank logs", "rank logs with groupHash", "Kineto", "Nsight Systems", "Inspector"})
-TELL_NO_HANGS = frozenset({"Kineto", "Nsight Systems", "Inspector"})
+TELL_NO_HANGS = frozenset({"Kineto", "Nsight Systems", "Inspector", "StragglerAnalysis", "DCGM"})
 """What is not in a trace proves nothing: nobody may be accused of a hang by it."""
+TELL_SLOWNESS = (TELL_NO_HANGS - {"DCGM"}) | {"rank logs", "rank logs with groupHash"}
+_GPU = re.compile(rf"GPU (\d+) of {HOST_PREFIX}(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One scenario by one source. ``place``: exactly those at fault are named; ``right``: and the class fits; ``among``: the
     class fits, and all ranks of the operation are named in which those at fault, or both ends of the link, are. ``beside``:
-    nobody is accused, and those at fault are told among others.
+    nobody is accused, and those at fault are told among others, or by what is odd of their GPUs.
     """
 
     scenario: Scenario
@@ -117,14 +128,25 @@ def judge_by(scenario: Scenario, source: str, timeline: Timeline) -> Outcome:
     expect = scenario.expect
     if _is_quiet(expect.score_class, source):
         quiet = verdict is None or not verdict.verdict_class.accuses
-        return Outcome(scenario, source, verdict, quiet, quiet)
-    wanted = set(expect.ranks)
-    place = bool(named) and named >= wanted and named <= wanted | set(expect.also)
+        return Outcome(scenario, source, verdict, quiet, quiet, beside=_gpus_told(scenario, verdict) == {*expect.ranks} != set())
+    wanted, also = (_as_told(scenario, source, ranks) for ranks in (expect.ranks, expect.also))
+    place = bool(named) and named >= wanted and named <= wanted | also
     said = verdict.verdict_class if verdict is not None else None
     fits, inside = said in expect.verdicts, wanted | set(expect.link)
     among = fits and not place and said is VerdictClass.HARDWARE and bool(inside) and inside <= named
     beside = said is VerdictClass.UNKNOWN and not place and bool(wanted) and wanted <= named
     return Outcome(scenario, source, verdict, place, place and fits, among, beside)
+
+
+def _as_told(scenario: Scenario, source: str, ranks: Sequence[int]) -> set[int]:
+    """These ranks as a source has them: StragglerAnalysis has workers."""
+    return {worker_of(scenario.layout, rank) if source == "StragglerAnalysis" else rank for rank in ranks}
+
+
+def _gpus_told(scenario: Scenario, verdict: Verdict | None) -> set[int]:
+    """Ranks whose GPUs are told to be out of the ordinary."""
+    lines = "\n".join(verdict.evidence) if verdict is not None else ""
+    return {int(node) * scenario.layout.ranks_per_node + int(gpu) for gpu, node in _GPU.findall(lines)}
 
 
 def _is_quiet(fault: ScoreClass, source: str) -> bool:
@@ -136,7 +158,7 @@ def _others(outcome: Outcome) -> bool:
     """Whether anybody is named who is not at fault; of a job in which nobody is, anybody."""
     expect = outcome.scenario.expect
     named = {culprit.rank for culprit in outcome.verdict.culprits} if outcome.verdict is not None else set()
-    return not outcome.place and not named <= {*expect.ranks, *expect.also}
+    return not outcome.place and not named <= _as_told(outcome.scenario, outcome.source, (*expect.ranks, *expect.also))
 
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:

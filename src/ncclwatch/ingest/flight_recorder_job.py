@@ -12,6 +12,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ LATE_NS = 600 * 10**9
 """Chosen: a watchdog writes its dump within so long of the timeout that it reports; a file that is newer was copied."""
 ALL_TAKE_PART = (Function.ALL_REDUCE, Function.ALL_GATHER, Function.REDUCE_SCATTER, Function.ALL_TO_ALL)
 """Collectives that end on no rank before all have called them."""
+_TAKES_ALL = np.isin(np.arange(256), ALL_TAKE_PART)
 DEFAULT_GROUP = "default_pg"
 """How PyTorch describes the group of all ranks (``init_process_group``)."""
 FIRST_PID = 10_000
@@ -119,7 +121,7 @@ class FlightJob:
         """
         return frozenset(
             one.backends[number] for one in self.ranks
-            for number in np.unique(one.entries["backend"][one.entries["state"] == state]).tolist() if number < len(one.backends)
+            for number in set(one.entries["backend"][one.entries["state"] == state].tolist()) if number < len(one.backends)
         )  # fmt: skip
 
     def group(self, one: RankDump, name: GroupName) -> Group:
@@ -159,8 +161,8 @@ class FlightJob:
         """A collective that has ended anywhere was called by all: who shows fewer wrote its dump earlier."""
         proven: dict[int, int] = defaultdict(int)
         for part in (part for parts in self.parts.values() for part in parts):
-            ended = part.rows[(part.rows["state"] == State.COMPLETED) & np.isin(part.rows["function"], ALL_TAKE_PART)]
-            number = int(ended["sequence"].max(initial=self.base - 1)) - self.base + 1
+            ended = (part.rows["state"] == State.COMPLETED) & _TAKES_ALL[part.rows["function"]]
+            number = int(part.rows["sequence"].max(initial=self.base - 1, where=ended)) - self.base + 1
             proven[part.group.number] = max(proven[part.group.number], number)
         for part in (part for parts in self.parts.values() for part in parts):
             if proven[part.group.number] > part.counted:
@@ -229,9 +231,8 @@ class FlightJob:
         """The job at its two moments: what has come as far as ``least``. Some ranks a batch: which were on one host is not known,
         and a batch costs more than its records.
         """
-        peers = {group.number: _peers(group) for group in self.groups.values()}
         parts = [self.ranks[at : at + TOGETHER] for at in range(0, len(self.ranks), TOGETHER)]
-        samples = {one.rank: self._sample(one, least, peers) for one in self.ranks}
+        samples = {one.rank: self._counted_as(self._samples[one.rank], least) for one in self.ranks}
         for turn, moment in enumerate(self.moments):
             for part in parts:
                 events = [self._events(one, least) for one in part] if turn == 0 else []
@@ -241,22 +242,35 @@ class FlightJob:
                     samples=tuple(replace(samples[one.rank], time_ns=moment, wall_ns=moment) for one in part),
                 )  # fmt: skip
 
-    def _sample(self, one: RankDump, least: State, peers: Mapping[int, tuple[PeerInfo, ...]]) -> ProcessSample:
+    @cached_property
+    def _samples(self) -> dict[int, ProcessSample]:
+        """What each rank is and has, by its calls."""
+        peers = {group.number: _peers(group) for group in self.groups.values()}
+        return {one.rank: self._sample(one, peers) for one in self.ranks}
+
+    def _counted_as(self, sample: ProcessSample, least: State) -> ProcessSample:
+        """The same with the counts of another view."""
+        if least is State.SCHEDULED:
+            return sample
+        parts = self.parts[sample.process.rank] if sample.process.rank is not None else []
+        counted = [{COUNTED: self._come(part, least)} for part in parts]
+        held = zip(sample.communicators, counted, strict=True)
+        return replace(sample, communicators=tuple(replace(own, sequence_numbers=numbers) for own, numbers in held))
+
+    def _sample(self, one: RankDump, peers: Mapping[int, tuple[PeerInfo, ...]]) -> ProcessSample:
         host = host_of(self._first_of[one.rank])
         info = ProcessInfo(
             key=ProcessKey(host, FIRST_PID + one.rank, 0, ""), host=host, name="python", command=(), library="", version=None,
             version_source=VersionSource.UNKNOWN, rank=one.rank, world_size=len(self.world), rank_source="dump",
         )  # fmt: skip
-        communicators = tuple(self._communicator(one, part, least, peers) for part in self.parts[one.rank])
+        communicators = tuple(self._communicator(one, part, peers) for part in self.parts[one.rank])
         device = None
         if self.begun_known:
             told = tuple(_device(part, one.rank) for part in self.parts[one.rank])
             device = DeviceSample("flight recorder", 0, "", communicators=told)
         return ProcessSample(info, 0, 0, 0, "S", communicators, device=device)
 
-    def _communicator(
-        self, one: RankDump, part: Part, least: State, peers: Mapping[int, tuple[PeerInfo, ...]]
-    ) -> Communicator:  # fmt: skip
+    def _communicator(self, one: RankDump, part: Part, peers: Mapping[int, tuple[PeerInfo, ...]]) -> Communicator:
         group, rank = part.group, part.group.places[one.rank]
         others = [(rank - 1) % len(group.ranks), (rank + 1) % len(group.ranks)]
         others += [group.places[number] for number in self.missing if number in group.places]
@@ -264,14 +278,13 @@ class FlightJob:
         ways = tuple((0, peer, Direction.SEND, Transport.UNKNOWN) for peer in sorted({*others} - {rank}) if open_here)
         return Communicator(
             address=group.address, hash=group.hash, rank=rank, nranks=len(group.ranks), name=group.name.about,
-            sequence_numbers={COUNTED: self._counted(part, least)}, peers=peers[group.number], transports=ways,
+            sequence_numbers={COUNTED: part.counted}, peers=peers[group.number], transports=ways,
         )  # fmt: skip
 
-    def _counted(self, part: Part, least: State) -> int:
-        if least is State.SCHEDULED:
-            return part.counted
-        come = part.rows["sequence"][part.rows["state"] >= least]
-        return int(come.max(initial=self.base - 1)) - self.base + 1
+    def _come(self, part: Part, least: State) -> int:
+        """How many collectives have come as far."""
+        come = part.rows["state"] >= least
+        return int(part.rows["sequence"].max(initial=self.base - 1, where=come)) - self.base + 1
 
     def _events(self, one: RankDump, least: State) -> NDArray[Any]:
         told = [(part, _told(part, least)) for part in self.parts[one.rank]]
@@ -325,8 +338,10 @@ def _one_each(rows: NDArray[Any]) -> NDArray[Any]:
 
     A group that is closed and of which no call was recorded (before 2.7) stays without a name.
     """
-    rows = rows[np.argsort(rows["sequence"], kind="stable")]
     if len(rows) < 2 or (np.diff(rows["sequence"]) > 0).all():
+        return rows
+    rows = rows[np.argsort(rows["sequence"], kind="stable")]
+    if (np.diff(rows["sequence"]) > 0).all():
         return rows
     inside = rows[~rows["coalesced"] | ~np.isin(rows["sequence"], rows["sequence"][~rows["coalesced"]])]
     _, first = np.unique(inside["sequence"], return_index=True)

@@ -275,6 +275,9 @@ def _said(
         return plain
     kind = max(said.by_kind, key=lambda name: said.by_kind[name])
     verdict_class = VerdictClass.SLOW_COMPUTATION if kind in COMPUTE else VerdictClass.SLOW_COMMUNICATION
+    if kind not in COMPUTE:
+        text = f"{plain.summary}: most of it is {kind}, which ends for all its ranks together: whose it is does not show"
+        return replace(plain, verdict_class=verdict_class, summary=text, confidence=0.5)
     if said.by_few_workers >= MOSTLY:
         places = [place for place in said.few_workers if said.worker[place] >= 1 + MOSTLY * (said.total - 1)] or [
             said.few_workers[0]

@@ -99,6 +99,8 @@ def build(step: Sequence[Seen], stages: int, chunks: int, replicas: int) -> Mode
     model.joined = {one for group in model.groups for one in group if one.kind in JOINED}
     for one in present:
         model.needs[one] = [need for need in model.needs[one] if need in present]
+    for one in model.needs.keys() - present:
+        del model.needs[one]
     return model
 
 
