@@ -12,6 +12,7 @@ import io
 import os
 import pickle
 import resource
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ def read_dump(path: Path) -> Dump:
     if len(data) > LONGEST_BYTES:
         raise IngestError(f"{name} is larger than {LONGEST_BYTES >> 20} MB", "no Flight Recorder dump is")
     try:
-        with collector_at_rest(), bounded_memory(FREE_BYTES + BYTES_A_BYTE * len(data)):
+        with collector_at_rest(), _interpreter_silent(), bounded_memory(FREE_BYTES + BYTES_A_BYTE * len(data)):
             found = unpickled(data) if data[:1] == b"\x80" else msgspec.json.decode(data)
     except MemoryError as error:
         raise IngestError(f"{name}: it asks for more memory than a dump of {len(data)} bytes needs") from error
@@ -141,6 +142,23 @@ def _checked(path: Path, name: str, found: Any, written_ns: int) -> Dump:
     library = found.get("comm_lib_version") or found.get("nccl_version")
     told = clean(library, 20) if isinstance(library, str) and library[:1].isdecimal() else ""
     return Dump(path, clean(found.get("version", ""), 20), entries, tables[0], tables[1], written_ns, told)
+
+
+@contextmanager
+def _interpreter_silent() -> Iterator[None]:
+    """Within this block the interpreter prints no error that it does not raise: without memory for a bytearray it frees
+    one that it never made, and complains of that (``PyByteArray_FromStringAndSize``, CPython 3.11).
+    """
+    before = sys.excepthook
+    sys.excepthook = _ignore
+    try:
+        yield
+    finally:
+        sys.excepthook = before
+
+
+def _ignore(*_: object) -> None:
+    """The failure itself is raised, and told."""
 
 
 @contextmanager

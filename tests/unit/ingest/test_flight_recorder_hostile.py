@@ -65,6 +65,16 @@ def test_one_opcode_cannot_take_all_memory(tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_AS)[0] in (resource.RLIM_INFINITY, resource.getrlimit(resource.RLIMIT_AS)[1])
 
 
+def test_a_bytearray_that_nobody_has_memory_for_is_one_line_and_none_of_the_interpreters(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, HEAD + b"\x96" + struct.pack("<Q", 1 << 60) + b"u.")
+    for _ in range(20):  # what it frees is memory that was used before: it need not complain
+        with pytest.raises(IngestError, match="more memory"):
+            read_dump(file)
+    assert capfd.readouterr().err == ""
+
+
 def test_nesting_cannot_end_the_interpreter(tmp_path: Path) -> None:
     nested = HEAD + b"N" + b"\x85" * 2_000_000 + b"Nu."
     with pytest.raises(IngestError, match="tuples"):
