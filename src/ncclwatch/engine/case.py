@@ -10,6 +10,8 @@ from collections.abc import Collection, Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from itertools import compress
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ncclwatch.collect.ledger import Ledger
@@ -29,7 +31,7 @@ from ncclwatch.engine.graph import Sink, Waits
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.patience import CREATION_S, Patience
-from ncclwatch.engine.transfers import Transfers
+from ncclwatch.engine.transfers import Compared, Transfers
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.verdict import Culprit, LinkRef, OperationRef, VerdictClass
 
@@ -205,8 +207,8 @@ def observed(
     found = sorted((*waits, *stalls), key=lambda one: one.end is None or not one.end.under_way)
     communicators = member.last.communicators
     largest = max(communicators, key=lambda c: c.nranks, default=None)
-    group_id = found[0].key.group if found else job.group_of[member.index, largest.address] if largest else -1
-    own = next((c for c in communicators if job.group_of[member.index, c.address] == group_id), None)
+    group_id = found[0].key.group if found else job.number(member.index, largest) if largest else -1
+    own = next((c for c in communicators if job.number(member.index, c) == group_id), None)
     place = Culprit(
         member.rank, own.rank if own else None, member.info.host, member.info.pid, own.device if own else None,
         job.groups[group_id].reference() if group_id in job.groups else None, _operation(found), link=link,
@@ -324,6 +326,11 @@ class Case:
         return Transfers(self.job)
 
     @cached_property
+    def compared(self) -> Compared:
+        """What each of them shows that is not finished. O(transfers), once."""
+        return Compared(self.transfers)
+
+    @cached_property
     def waits(self) -> Waits:
         """The wait-for graph: drawn from what the sources say when it is first asked for; rules put another in its place."""
         return Waits.drawn(self.job, self.facts)
@@ -347,12 +354,19 @@ class Case:
     @cached_property
     def alive(self) -> list[Member]:
         """The processes that have not ended."""
-        return [member for member in self.job.members if not member.gone]
+        members, gone = self.job.members, self.job.gone
+        return [member for member in members if not member.gone] if gone else members
 
     @cached_property
     def newcomers(self) -> set[int]:
         """Indices of the processes that were sampled only once: whether they move is not known."""
-        return {member.index for member in self.alive if len(member.samples) < 2}
+        sampled = map(len, map(attrgetter("samples"), self.alive))
+        return {member.index for member in compress(self.alive, map((2).__gt__, sampled))}
+
+    @property
+    def redrawn(self) -> bool:
+        """Whether a rule has changed the graph."""
+        return bool(self._concluded or self.waits.retracted)
 
     def change(self, rule: str, concluded: Iterable[Conclusion]) -> bool:
         """Change the graph as a rule says, which solves it again; whether anything is new."""

@@ -12,7 +12,7 @@ from ncclwatch.engine.edges import PROXY_STALLS, SAID_BY_THE_OTHER, End, Stall, 
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, LinkNode, RankNode
 from ncclwatch.engine.evidence.calls import called_less_often, lacks_calls
 from ncclwatch.engine.evidence.device import gpu_state
-from ncclwatch.engine.graph import Sink, victims_of
+from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.job import Job, Member, launched
 from ncclwatch.engine.patience import HANG_FLOOR_S
 from ncclwatch.engine.redraw import is_begun
@@ -77,7 +77,9 @@ def link(case: Case) -> Iterator[Hypothesis]:
     if suspects:
         supports = [fact for sink in ends.links for fact in wait_facts(sink.waits)]
         missing, confidence = _notes([*ends.unseen, *ends.cycles]), min(sureness(case), 0.7)
-        yield naming(VerdictClass.HARDWARE, suspects.values(), victims_of(ends.links), confidence, supports, missing=missing)
+        yield naming(
+            VerdictClass.HARDWARE, suspects.values(), case.waits.victims(ends.links), confidence, supports, missing=missing
+        )
 
 
 # --- ranks -------------------------------------------------------------------------------------------------------------
@@ -101,7 +103,7 @@ def rank_behind(case: Case) -> Iterator[Hypothesis]:
         not_started = any(suspect.cause in NOT_STARTED for suspect in suspects)
         yield naming(
             VerdictClass.NOT_ENTERED if not_started else VerdictClass.HARDWARE, suspects,
-            victims_of(ends.ranks) | peers(job, suspects), sureness(case), supports,
+            case.waits.victims(ends.ranks) | peers(job, suspects), sureness(case), supports,
             missing=_notes([*ends.unseen, *ends.cycles, *ends.beside_absent]),
         )  # fmt: skip
 
@@ -166,7 +168,7 @@ def cycle(case: Case) -> Iterator[Hypothesis]:
             yield nobody(Cause.CYCLE_IN_OPERATION, wait_facts(inside))
         return
     members = {node.index for sink in sinks for node in sink.nodes if isinstance(node, RankNode)}
-    victims, deviations = victims_of(sinks) | members, find_deviations(job, members, case.known.orders)
+    victims, deviations = case.waits.victims(sinks) | members, find_deviations(job, members, case.known.orders)
     if not deviations and any(wait.why is Why.NO_MESSAGE for wait in inside):
         yield nobody(Cause.CYCLE_OF_CALLS, wait_facts(inside))
         return

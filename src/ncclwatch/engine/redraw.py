@@ -147,7 +147,7 @@ def dropped_operation(case: Case) -> Iterator[Wait]:
 
     Of the first a neighbour nobody observed may be one as well. O(ranks that are waited for x their communicators).
     """
-    gone = [member for member in case.job.members if member.gone]
+    gone = case.job.gone
     # Made once, and only where somebody is missing: it goes through all communicators of the job.
     census = cache(lambda: Census.of(case.job, case.known.complete_hosts))
     for member, idle in _may_wait_inside(case):

@@ -308,10 +308,11 @@ class SequenceCounts(Source):
         """Communicators in which the counts of two ranks contradict each other. O(ranks of communicators)."""
         for _, group in sorted(case.job.groups.items()):
             # Calls captured in a graph are counted on some ranks only (``ncclProfilerStartTaskEvents``, src/plugin/profiler.cc).
+            every = [own.sequence_numbers for own in group.views]
+            if every.count(every[0]) == len(every):
+                continue
             views = ((rank, own) for rank, (_, own) in group.members.items() if own.sequence_numbers and not own.captured_plans)
-            counts = {rank: own.sequence_numbers for rank, own in views}
-            first = next(iter(counts.values()), None)
-            ahead = _ahead(counts) if any(own != first for own in counts.values()) else {}
+            ahead = _ahead(counts := {rank: own.sequence_numbers for rank, own in views})
             if not ahead:
                 continue
             called = {

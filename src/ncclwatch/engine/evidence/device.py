@@ -35,17 +35,16 @@ class DeviceShim(Source):
 
     def complete(self, job: Job) -> None:
         """Give the communicators the connections whose two counters the shim has read; without a shim nothing changes."""
-        for group in job.groups.values():
+        for group in job.groups.values() if job.shims else ():
             for rank, ends in _connections(group).items():
                 member, own = group.members[rank]
                 group.members[rank] = (member, replace(own, host_connections=(*own.host_connections, *ends)))
 
     def facts(self, case: Case) -> Iterator[Fact]:
         """What each GPU has not ended, who waits for one that has not begun, and copies that do not come back. O(operations)."""
-        told = [(member, device) for member in case.job.members if (device := member.last.device) is not None]
-        for group in case.job.groups.values() if told else ():
+        for group in case.job.groups.values() if case.job.shims else ():
             yield from _waits(case.job, group)
-        for member, device in told:
+        for member, device in case.job.shims:
             for text in _unfinished(member, device) if not member.stopped else ():
                 yield Fact(FactKind.GPU_UNFINISHED, RankNode(member.index), describe=partial(str, f"{member.label}: {text}"))
             if device.copy_engine_silent and device.copy_pending_ns is not None:

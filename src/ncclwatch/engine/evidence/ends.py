@@ -32,13 +32,14 @@ from ncclwatch.engine.evidence.base import (
     HiddenNode,
     LinkNode,
     Node,
+    Nodes,
     RankNode,
     Source,
     Strength,
     node_of,
 )
 from ncclwatch.engine.job import Group, Member
-from ncclwatch.engine.transfers import SHOWN, Column
+from ncclwatch.engine.transfers import SHOWN, Column, Compared
 from ncclwatch.model.state import Direction, HostConnection, Transport
 
 if TYPE_CHECKING:
@@ -59,15 +60,14 @@ class Proxies(Source):
 
     def facts(self, case: Case) -> Iterator[FactColumns[Fact]]:
         """Waits and stalls, in columns. O(transfers)."""
-        t, compared, target = case.transfers, case.transfers.compared, _targets(case)
+        t, compared, target = case.transfers, case.compared, _targets(case)
         stands = compared.showing(*Stall)
         for kind, chosen in ((FactKind.WAITS_FOR, ~stands), (FactKind.STANDS, stands)):
             places, rows = np.flatnonzero(chosen), compared.rows[chosen]
             groups = np.unique(t.group[rows[~t.point_to_point[rows]]]).tolist()
-            yield FactColumns(
-                kind, t.owner[rows], target[chosen], np.zeros(len(rows), np.bool_), partial(_fact, case, places, target),
-                frozenset(t.groups[place].id for place in groups),
-            )  # fmt: skip
+            make, certain = partial(_fact, compared, case.facts.nodes, places, target), np.zeros(len(rows), np.bool_)
+            collectives = frozenset(t.groups[place].id for place in groups)
+            yield FactColumns(kind, t.owner[rows], target[chosen], certain, make, collectives)
 
     def coverage(self, case: Case) -> Iterator[str]:
         """Operations that no proxy shows, or that it shows alone."""
@@ -76,15 +76,15 @@ class Proxies(Source):
             yield "operations that kernels start themselves (device API, GIN): neither calls nor proxy steps show them"
 
 
-def _fact(case: Case, places: Column, target: Column, number: int) -> Wait | StallMark:
+def _fact(compared: Compared, nodes: Nodes, places: Column, target: Column, number: int) -> Wait | StallMark:
     """One of the facts of the proxies."""
-    place, compared = int(places[number]), case.transfers.compared
+    place = int(places[number])
     (end, other), shows = compared.ends(place), SHOWN[compared.shows[place]]
     if isinstance(shows, Stall):
         return edges.stalls_at(end, other, shows)
     return Wait(
-        subject=RankNode(end.member.index), object=case.facts.nodes.node(int(target[place])), why=shows, key=end.key, end=end,
-        other=other, describe=partial(edges.wait_text, case.job, end, other, shows),
+        subject=RankNode(end.member.index), object=nodes.node(int(target[place])), why=shows, key=end.key, end=end,
+        other=other, describe=partial(edges.wait_text, compared.transfers.job, end, other, shows),
     )  # fmt: skip
 
 
@@ -94,10 +94,10 @@ def _targets(case: Case) -> Column:
     Data that does not arrive says nothing about a link when the proxy at one of its ends stands still anyway: a request counts
     as handed to the network before the proxy has pushed all of it into the socket.
     """
-    job, t, compared = case.job, case.transfers, case.transfers.compared
+    job, t, compared = case.job, case.transfers, case.compared
     rows, stands, of_links = compared.rows, compared.showing(*Stall), compared.showing(*edges.OF_THE_LINK)
     target = np.where(of_links | stands, NOBODY, t.peer_index[rows])
-    idle = {member.index for member in job.members if member.halted}
+    idle = {member.index for member in job.halted}
     idle |= set(t.owner[rows[compared.showing(*edges.PROXY_STALLS)]].tolist())
     for place in np.flatnonzero((target < 0) & ~stands).tolist():
         row = int(rows[place])
@@ -135,7 +135,7 @@ class _Inside:
     """The connections inside the nodes of one job."""
 
     def __init__(self, case: Case) -> None:
-        self.case, self.job, self.transfers, self.compared = case, case.job, case.transfers, case.transfers.compared
+        self.case, self.job, self.transfers, self.compared = case, case.job, case.transfers, case.compared
         self._rings = cache(lambda number: rings_inside(case.job.groups[number]))
         self._empty: set[ConnectionKey] = set()
         """What is known to have been read to the end by who waits for more."""

@@ -22,7 +22,7 @@ from ncclwatch.engine.conflicts import StageOf
 from ncclwatch.engine.connections import laggards
 from ncclwatch.engine.edges import PROXY_STALLS, Wait, Why
 from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, LinkNode, Node, RankNode
-from ncclwatch.engine.graph import Waits, victims_of
+from ncclwatch.engine.graph import Waits
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.slow.order import Kernels, OrderOf, awaited_inside, read_kernels
 from ncclwatch.gc_pause import collector_at_rest
@@ -147,7 +147,7 @@ def take_look(
     waits, inside = Waits(job, everything.nodes, edges, [everything.stalls]), case.amid
     # Ranks in a cycle hold each other up.
     sinks = [
-        (sink, victims_of([sink]) | {node.index for node in sink.nodes if sink.is_cycle and isinstance(node, RankNode)})
+        (sink, waits.victims([sink]) | {node.index for node in sink.nodes if sink.is_cycle and isinstance(node, RankNode)})
         for sink in waits.sinks if sink.waits or sink.inside
     ]  # fmt: skip
     reached = Counter(rank for _, ranks in sinks for rank in ranks)
