@@ -10,8 +10,6 @@ from collections.abc import Collection, Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from itertools import compress
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ncclwatch.collect.ledger import Ledger
@@ -360,13 +358,7 @@ class Case:
     @cached_property
     def newcomers(self) -> set[int]:
         """Indices of the processes that were sampled only once: whether they move is not known."""
-        sampled = map(len, map(attrgetter("samples"), self.alive))
-        return {member.index for member in compress(self.alive, map((2).__gt__, sampled))}
-
-    @property
-    def redrawn(self) -> bool:
-        """Whether a rule has changed the graph."""
-        return bool(self._concluded or self.waits.retracted)
+        return {member.index for member in self.alive if len(member.samples) < 2}
 
     def change(self, rule: str, concluded: Iterable[Conclusion]) -> bool:
         """Change the graph as a rule says, which solves it again; whether anything is new."""
@@ -376,7 +368,7 @@ class Case:
             if isinstance(one, Retraction):
                 retracted += [one.wait] if one.wait.number not in self.waits.retracted else []
             elif isinstance(one, Wait | StallMark):
-                what = one.subject, one.target if isinstance(one, Wait) else one.stall, one.key
+                what = one.subject, one.object if isinstance(one, Wait) else one.stall, one.key
                 facts += [one] if what not in self._concluded else []
                 self._concluded.add(what)
         if not facts and not retracted:

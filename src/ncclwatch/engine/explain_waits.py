@@ -76,10 +76,9 @@ def link(case: Case) -> Iterator[Hypothesis]:
             suspects.setdefault(member.index, observed(job, member, sink.waits, (), Cause.LINK, link=reference))
     if suspects:
         supports = [fact for sink in ends.links for fact in wait_facts(sink.waits)]
-        missing, confidence = _notes([*ends.unseen, *ends.cycles]), min(sureness(case), 0.7)
-        yield naming(
-            VerdictClass.HARDWARE, suspects.values(), case.waits.victims(ends.links), confidence, supports, missing=missing
-        )
+        missing, victims = _notes([*ends.unseen, *ends.cycles]), case.waits.victims(ends.links)
+        confidence = min(sureness(case), 0.7)
+        yield naming(VerdictClass.HARDWARE, suspects.values(), victims, confidence, supports, missing=missing)
 
 
 # --- ranks -------------------------------------------------------------------------------------------------------------
@@ -133,7 +132,7 @@ def _cause(case: Case, member: Member, sink: Sink) -> Cause:
 def _has_sent(case: Case, end: End) -> bool:
     """Whether a rank with a receive open has completed the send that its operation begins with: no proxy shows that any more."""
     t, operation, channel, group = case.transfers, end.operation, end.sub.channel, case.job.groups[end.key.group]
-    rank = group.rank_of(end.member)
+    rank = group.ranks.get(end.member.index)
     if operation.direction is not Direction.RECV or rank is None or end.member.last.torn or not is_ring(operation):
         return False
     own = group.members[rank][1]
@@ -188,7 +187,7 @@ def _lacks_call(job: Job, inside: Sequence[Wait], victims: set[int]) -> Hypothes
     """The one rank of a cycle that has called less than the others, or not what they wait in; or who is alone in it."""
     asked = [(wait, lacks_calls(job, wait)) for wait in inside if wait.why is Why.NO_OPERATION or wait.why in SAID_BY_THE_OTHER]
     lacking = [(wait, fewer) for wait, fewer in asked if fewer is not None or wait.why is Why.NO_OPERATION]
-    waits, missing = [wait for wait, _ in lacking], {wait.target for wait, _ in lacking}
+    waits, missing = [wait for wait, _ in lacking], {wait.object for wait, _ in lacking}
     only = missing.pop() if len(missing) == 1 else None
     if not isinstance(only, RankNode) or any(fewer is None for _, fewer in lacking):
         return None
@@ -237,10 +236,10 @@ def _order(
     job = case.job
     # Whoever waits in one communicator has entered it before the other.
     entered: dict[int, set[int]] = defaultdict(set)
-    known = {wait.waiter for wait in inside if not wait.weak}
+    known = {wait.subject for wait in inside if not wait.weak}
     for wait in inside:
-        if isinstance(wait.waiter, RankNode) and not (wait.weak and wait.waiter in known):
-            entered[wait.key.group].add(wait.waiter.index)
+        if isinstance(wait.subject, RankNode) and not (wait.weak and wait.subject in known):
+            entered[wait.key.group].add(wait.subject.index)
     supports = _order_facts(job, entered)
     supports += deviation_facts(job, deviations)
     left_out = bool(deviations) and all(deviation.left_out for deviation in deviations.values())
@@ -254,7 +253,7 @@ def _order(
     suspects = []
     for index in sorted(odd):
         # Whom the others wait for (it has left out theirs), or what it waits in itself (its order is the odd one).
-        own = [wait for wait in inside if (wait.target if left_out else wait.waiter) == RankNode(index)]
+        own = [wait for wait in inside if (wait.object if left_out else wait.subject) == RankNode(index)]
         suspects.append(observed(job, job.member(index), own, (), cause))
     # All that is proven of a tie is the cycle: whoever broke the order, or left a call out, is one of them.
     confidence = min(sureness(case), 0.6) if tie else sureness(case)

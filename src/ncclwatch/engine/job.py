@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import chain, compress
 from operator import attrgetter, itemgetter, or_
-from typing import NamedTuple
 
 from ncclwatch.collect.ledger import Ledger
 from ncclwatch.model.device import DeviceSample
@@ -24,7 +23,6 @@ from ncclwatch.model.verdict import CommunicatorRef
 STOPPED_STATES = frozenset("Tt")
 """Letters of /proc/PID/stat for a process that a signal (T) or a debugger (t) has stopped."""
 GONE_STATES = frozenset("ZX")
-_HALTED_STATES = STOPPED_STATES | GONE_STATES
 COUNTS_PROXY_WORK_FROM = (2, 27, 3)
 """Fact: from here on ``opCount`` is no count of launches (``src/enqueue.cc``); no member of the structure tells it."""
 
@@ -32,28 +30,15 @@ COUNTS_PROXY_WORK_FROM = (2, 27, 3)
 class Member:
     """One observed process with its samples in time order; ``halted``: stopped or ended, so that it waits for nobody."""
 
-    __slots__ = ("index", "last", "rank", "samples")
+    __slots__ = ("gone", "halted", "index", "last", "rank", "samples", "stopped")
 
     def __init__(self, index: int, samples: Sequence[ProcessSample]) -> None:
         """``index`` counts the processes of all jobs."""
-        self.index, self.samples = index, samples
-        self.last = last = samples[-1]
+        self.index, self.samples, self.last = index, samples, (last := samples[-1])
         self.rank: int | None = last.rank
-
-    @property
-    def gone(self) -> bool:
-        """Whether it has ended."""
-        return self.last.run_state in GONE_STATES
-
-    @property
-    def stopped(self) -> bool:
-        """Whether it is stopped, by two samples."""
-        return self.last.run_state in STOPPED_STATES and self.samples[-2:][0].run_state in STOPPED_STATES
-
-    @property
-    def halted(self) -> bool:
-        """Either."""
-        return self.stopped or self.gone
+        self.gone = last.run_state in GONE_STATES
+        self.stopped = last.run_state in STOPPED_STATES and samples[-2:][0].run_state in STOPPED_STATES
+        self.halted = self.stopped or self.gone
 
     @property
     def info(self) -> ProcessInfo:
@@ -102,10 +87,6 @@ class Group:
         """Ranks of the communicator that no observed process holds."""
         return [rank for rank in range(self.nranks) if rank not in self.members]
 
-    def rank_of(self, member: Member) -> int | None:
-        """The rank a process holds in it."""
-        return self.ranks.get(member.index)
-
     def holder(self, rank: int) -> Member | None:
         """The observed process that is a rank of it."""
         return self.members[rank][0] if rank in self.members else None
@@ -131,19 +112,8 @@ class Group:
         return reduce(or_, (Counter(own.sequence_numbers) for own in self.views))
 
 
-class Joined(NamedTuple):
-    """Transports; whether connections in nodes are seen, plans captured, kernels start operations, NVLink joins nodes."""
-
-    transports: frozenset[Transport]
-    seen: bool
-    captured: bool
-    by_device: bool
-    multi_node: bool
-
-
-_JOINED_BY = [*map(attrgetter, ("host_connections", "captured_plans", "device_initiated", "multi_node_nvlink"))]
 _INDEX, _RANK, _NRANKS = map(attrgetter, ("index", "rank", "nranks"))
-_RUN_STATE, _DEVICE = map(attrgetter, ("last.run_state", "last.device"))
+_HALTED, _DEVICE = map(attrgetter, ("halted", "last.device"))
 
 
 @dataclass
@@ -160,10 +130,9 @@ class Job:
         self.place_of = {member.index: place for place, member in enumerate(self.members)}
 
     @cached_property
-    def joined(self) -> Joined:
+    def transports(self) -> frozenset[Transport]:
         """What joins its ranks. O(connections), once."""
-        links = chain.from_iterable(map(attrgetter("transports"), self.views))
-        return Joined(frozenset(map(itemgetter(3), links)), *(any(map(of, self.views)) for of in _JOINED_BY))
+        return frozenset(map(itemgetter(3), chain.from_iterable(map(attrgetter("transports"), self.views))))
 
     @cached_property
     def views(self) -> list[Communicator]:
@@ -173,8 +142,7 @@ class Job:
     @cached_property
     def halted(self) -> list[Member]:
         """Its processes that are stopped or have ended."""
-        found = compress(self.members, map(_HALTED_STATES.__contains__, map(_RUN_STATE, self.members)))
-        return [member for member in found if member.halted]
+        return [*compress(self.members, map(_HALTED, self.members))]
 
     @cached_property
     def shims(self) -> list[tuple[Member, DeviceSample]]:
@@ -271,22 +239,22 @@ def assemble(samples: Iterable[Sequence[ProcessSample]]) -> list[Job]:
         for communicator in member.last.communicators:
             holders[communicator.hash].append((member, communicator))
     sharing = {number: held for comm_hash, found in holders.items() for number, held in _split(comm_hash, found).items()}
-    # The communicators that each is joined with, by one of them: the smaller part joins the larger.
-    part_of, parts = {number: number for number in sharing}, {number: [number] for number in sharing}
-    first: dict[int, int] = {}
-    for number, held in sharing.items():
-        for other in {first.setdefault(member.index, number) for member, _ in held}:
-            joining, joined = sorted((part_of[number], part_of[other]), key=lambda part: len(parts[part]))
-            if joining != joined:
-                parts[joined] += parts[joining]
-                part_of |= dict.fromkeys(parts.pop(joining), joined)
-    by_part: dict[tuple[int, bool], list[Member]] = defaultdict(list)
+    # The processes that each is joined with: the smaller part joins the larger.
+    part_of: dict[int, list[int]] = {}
+    for held in sharing.values():
+        indices = [member.index for member, _ in held]
+        parts = {id(part): part for index in indices if (part := part_of.get(index)) is not None}
+        largest = max(parts.values(), key=len, default=list[int]())
+        joining = [index for part in parts.values() if part is not largest for index in part]
+        joining += [index for index in indices if index not in part_of]
+        largest += joining
+        part_of |= dict.fromkeys(joining, largest)
+    by_part: dict[int, list[Member]] = defaultdict(list)
     for member in members:
-        number = first.get(member.index)
-        by_part[(member.index, True) if number is None else (part_of[number], False)].append(member)
+        by_part[id(part_of.setdefault(member.index, [member.index]))].append(member)
     jobs = {part: Job(found) for part, found in by_part.items()}
     for number, held in sharing.items():
-        jobs[part_of[number], False].add_group(number, held)
+        jobs[id(part_of[held[0][0].index])].add_group(number, held)
     return list(jobs.values())
 
 

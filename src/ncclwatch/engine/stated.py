@@ -54,7 +54,7 @@ def halted(case: Case) -> Iterator[Hypothesis]:
 
 def ended_behind(case: Case) -> Iterator[Hypothesis]:
     """The same once waits that are not seen were followed: what they lead to is less sure."""
-    if case.waits.open and case.redrawn:
+    if case.waits.open and (case.trail.drawn or case.trail.retracted):
         yield from _halted(case, 0.85)
 
 
@@ -127,7 +127,7 @@ def _ended_ranks(case: Case) -> dict[AbsentNode, Sink]:
 
     def missed(sink: Sink) -> bool:
         """Whether who waits for it reports an error that no other end explains."""
-        waiting = {wait.waiter.index for wait in sink.waits if isinstance(wait.waiter, RankNode)}
+        waiting = {wait.subject.index for wait in sink.waits if isinstance(wait.subject, RankNode)}
         return any(not explained(job.number(i, own)) for i in waiting for own, _ in errors_of(job.member(i)))
 
     found += [node for node in unsure if node not in found and missed(unseen[node])]

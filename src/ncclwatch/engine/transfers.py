@@ -52,17 +52,12 @@ def _mixed(columns: Sequence[Column]) -> tuple[Column, int]:
             mixed, own = _dense(mixed), _dense(values)
             size, low, span = int(mixed.max()) + 1, 0, int(own.max()) + 1
         if span > 1:
-            mixed = mixed * span + (own - low) if size > 1 else own - low
-            size *= span
+            mixed, size = mixed * span + (own - low), size * span
     return mixed, size
 
 
 def _dense(values: Column) -> Column:
-    order = np.argsort(values)
-    first = np.diff(values[order], prepend=values[order[:1]]) != 0
-    dense = np.empty(len(values), np.int64)
-    dense[order] = np.cumsum(first)
-    return dense
+    return np.asarray(np.unique(values, return_inverse=True)[1].reshape(-1), np.int64)
 
 
 def matching(wanted: Sequence[Column], among: Sequence[Column] | Column) -> Column:
@@ -353,8 +348,8 @@ class Compared:
         t, found = self.transfers, np.zeros(len(rows), np.bool_)
         waiting, sends = np.flatnonzero(shows == PLACE_OF[Why.GPU_NOT_READY]), np.flatnonzero(t.begun & t.sends)
         # All ranks run an operation by one algorithm.
-        kind = numbered((t.group[rows[waiting]], t.op_count[rows[waiting]]))
-        _, first, kind = np.unique(kind, return_index=True, return_inverse=True)
+        numbers = numbered((t.group[rows[waiting]], t.op_count[rows[waiting]]))
+        _, first, kind = np.unique(numbers, return_index=True, return_inverse=True)
         in_tree = [t.operation_of(row).algorithm == "Tree" for row in rows[waiting[first]].tolist()]
         waiting = waiting[np.array(in_tree, np.bool_)[kind]]
         if not len(waiting):

@@ -294,5 +294,4 @@ def _in_short(found: Hypothesis) -> str:
 
 
 def _count(job: Job) -> str:
-    """``4 processes``."""
     return f"{job.processes} process{'es' if job.processes != 1 else ''}"

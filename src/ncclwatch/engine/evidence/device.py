@@ -54,11 +54,11 @@ class DeviceShim(Source):
 
     def coverage(self, case: Case) -> Iterator[str]:
         """What joins ranks that nothing but a shim could look into, and it did not."""
-        joined = case.job.joined.transports
+        joined = case.job.transports
         if Transport.P2P in joined and sees_everything(case.job):
             joined -= {Transport.P2P}
         yield from (text for transport, text in HIDDEN.items() if transport in joined)
-        if case.job.joined.multi_node:
+        if any(own.multi_node_nvlink for own in case.job.views):
             yield "NVLink between nodes (MNNVL): connections to other nodes are P2P as well; only launches are seen"
 
 
@@ -104,7 +104,7 @@ def told_of(member: Member, own: Communicator) -> DeviceCommunicator | None:
 def gpu_state(job: Job, member: Member, group_id: int) -> KernelState | None:
     """Where a rank's GPU is with the newest operations of a communicator; ``None``: unknown, as of a stopped process."""
     group = job.groups.get(group_id)
-    rank = group.rank_of(member) if group is not None else None
+    rank = group.ranks.get(member.index) if group is not None else None
     told = told_of(member, group.members[rank][1]) if group is not None and rank is not None and not member.stopped else None
     begun = [operation for operation in told.recent if operation.observed and operation.started] if told is not None else []
     if told is None or not begun:

@@ -7,7 +7,7 @@ operation. Of a ring that goes through the network as well proxies tell that.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,13 +71,12 @@ class Proxies(Source):
 
     def coverage(self, case: Case) -> Iterator[str]:
         """Operations that no proxy shows, or that it shows alone."""
-        yield from (text for transport, text in HIDDEN.items() if transport in case.job.joined.transports)
-        if case.job.joined.by_device:
+        yield from (text for transport, text in HIDDEN.items() if transport in case.job.transports)
+        if any(own.device_initiated for own in case.job.views):
             yield "operations that kernels start themselves (device API, GIN): neither calls nor proxy steps show them"
 
 
 def _fact(compared: Compared, nodes: Nodes, places: Column, target: Column, number: int) -> Wait | StallMark:
-    """One of the facts of the proxies."""
     place = int(places[number])
     (end, other), shows = compared.ends(place), SHOWN[compared.shows[place]]
     if isinstance(shows, Stall):
@@ -127,15 +126,16 @@ class SharedMemory(Source):
 
     def coverage(self, case: Case) -> Iterator[str]:
         """That steps are all it sees."""
-        if Transport.SHM in case.job.joined.transports:
+        if Transport.SHM in case.job.transports:
             yield "shared-memory connections: steps are seen, the operation they belong to is not"
 
 
 class _Inside:
-    """The connections inside the nodes of one job."""
-
     def __init__(self, case: Case) -> None:
         self.case, self.job, self.transfers, self.compared = case, case.job, case.transfers, case.compared
+        self._in_network = set(self.transfers.owner[self.compared.rows[~self.compared.showing(*Stall)]].tolist())
+        """Indices of the processes of which a wait is seen in the network."""
+        self._seen = any(own.host_connections for own in case.job.views)
         self._rings = cache(lambda number: rings_inside(case.job.groups[number]))
         self._empty: set[ConnectionKey] = set()
         """What is known to have been read to the end by who waits for more."""
@@ -143,13 +143,12 @@ class _Inside:
         """Indices of the processes of which a wait inside a node was found."""
 
     def facts(self) -> Iterator[Wait | StallMark]:
-        seen = self.job.joined.seen
-        alone = [*self._full_and_unread()] if seen else []
+        alone = [*self._full_and_unread()] if self._seen else []
         full, unread = [one for one in alone if isinstance(one, Wait)], [one for one in alone if isinstance(one, StallMark)]
         yield from full
         yield from unread
         self._found |= {wait.subject for wait in full if isinstance(wait.subject, RankNode)}
-        for row in self._receiving() if seen else ():
+        for row in self._receiving() if self._seen else ():
             yield from self._follow(self.transfers.group_of(row), int(self.transfers.channel[row]), int(self.transfers.rank[row]))
         for place in self._standing():
             yield from self._behind_stall(place)
@@ -160,12 +159,6 @@ class _Inside:
                 yield from self._follow(group, key.channel, key.destination)
         for mark in unread:
             yield from self._answer(mark.key) if mark.key.point_to_point else ()
-
-    @cached_property
-    def _in_network(self) -> set[int]:
-        """Indices of the processes of which a wait is seen in the network."""
-        waiting = self.transfers.owner[self.compared.rows[~self.compared.showing(*Stall)]]
-        return set(np.unique(waiting).tolist())
 
     def _full_and_unread(self) -> Iterator[Wait | StallMark]:
         for group in self.job.groups.values():
@@ -206,12 +199,12 @@ class _Inside:
 
     def _standing(self) -> list[int]:
         """GPUs that stand still in the network, behind which something inside their node may be found."""
-        t, compared, job = self.transfers, self.compared, self.job
+        t, compared = self.transfers, self.compared
         chosen = np.flatnonzero(compared.showing(*edges.GPU_STALLS) & ~t.point_to_point[compared.rows])
         rows = compared.rows[chosen]
         inside = [
             member.index
-            for group in (t.groups if job.joined.seen or job.joined.transports - OUTSIDE else ())
+            for group in (t.groups if self._seen or self.job.transports - OUTSIDE else ())
             for member, own in group.members.values()
             if own.host_connections or {link[3] for link in own.transports} - OUTSIDE
         ]
