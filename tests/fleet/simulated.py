@@ -121,15 +121,15 @@ class Agents:
             victim = self.stuck.get(job)
             self._steps[job] += victim is None
             step = self._steps[job]
-            # While all is well everybody is the last one in turn.
-            last, state = (step % self.world, "S") if victim is None else (victim, "T")
-            ring = frozen_ring(last, self.world, run_state=state)
+            ring = frozen_ring(victim or 0, self.world, run_state="S" if victim is None else "T")
             for at, rank in enumerate(ring):
                 [sample] = rank.looks(1)
                 key = replace(sample.process.key, pid=sample.process.pid + OF_JOB * job)
-                own = tuple(replace(c, hash=self.hash_of(job)) for c in sample.communicators)
+                own = tuple(replace(c, hash=self.hash_of(job), op_count=step) for c in sample.communicators)
+                # While all is well it is between two operations: who waits at every look is in a slow job.
                 operations = tuple(
-                    replace(o, comm_hash=self.hash_of(job), op_count=o.op_count + 2 * step) for o in sample.operations
+                    replace(o, comm_hash=self.hash_of(job), op_count=o.op_count + 2 * step)
+                    for o in (sample.operations if victim is not None else ())
                 )
                 shown[at].append(
                     replace(sample, process=replace(sample.process, key=key), communicators=own, operations=operations,

@@ -204,7 +204,7 @@ def as_held(last: ProcessSample) -> ProcessSample:
     state = last.run_state
     with contextlib.suppress(NcclwatchError):
         state = read_stat(last.process.pid).state
-    return last.unread(time.monotonic_ns(), time.time_ns(), state, f"cannot be read now, {WHY}; what is told of it is older")
+    return last.not_read(time.monotonic_ns(), time.time_ns(), state, f"cannot be read now, {WHY}; what is told of it is older")
 
 
 def nothing_read(problems: Sequence[Problem]) -> NcclwatchError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
 from operator import attrgetter
 
 from ncclwatch.model.device import ConnectionCounter, DeviceSample
@@ -18,10 +19,13 @@ _COUNTED = attrgetter("hash", "rank", "op_count", "init_state", "sequence_number
 def progressed(before: ProcessSample, after: ProcessSample) -> bool:
     """Whether NCCL did anything in this process between the two samples.
 
-    Only what NCCL counts is compared, never CPU time: the threads of a hung rank spin.
+    Only what NCCL counts is compared, never CPU time: the threads of a hung rank spin. That a process has ended, that its memory
+    could not be read, and what an abort of its communicators drops (a watchdog's, of a job that hangs) is nothing NCCL did.
     """
-    if before is after:
+    if before is after or after.run_state == "X" or before.unread or after.unread:
         return False
+    if given_up := _given_up(before, after):
+        before, after = _without(before, given_up), _without(after, given_up)
     if before.calls_seen != after.calls_seen:
         return True
     if _equal(before, after):
@@ -29,6 +33,27 @@ def progressed(before: ProcessSample, after: ProcessSample) -> bool:
     # What moves in nearly every iteration first: of a job that goes on nothing else need be looked at.
     moved = any(set(marks(before)) != set(marks(after)) for marks in (_communicator_marks, _operation_marks, _other_marks))
     return moved or _counters_moved(before.device, after.device)
+
+
+def _given_up(before: ProcessSample, after: ProcessSample) -> set[tuple[int, int]]:
+    """Hash and rank of communicators that were aborted, or that are there no longer."""
+    if before.communicators is after.communicators and not any(own.aborted for own in after.communicators):
+        return set()
+    kept = {(own.hash, own.rank) for own in after.communicators if not own.aborted}
+    return {(own.hash, own.rank) for own in (*before.communicators, *after.communicators)} - kept
+
+
+def _without(sample: ProcessSample, given_up: set[tuple[int, int]]) -> ProcessSample:
+    """What a sample says of the other communicators; calls and the GPU do not say which they are of."""
+    hashes = {number for number, _ in given_up}
+    return replace(
+        sample,
+        communicators=tuple(own for own in sample.communicators if (own.hash, own.rank) not in given_up),
+        operations=tuple(one for one in sample.operations if one.comm_hash not in hashes),
+        pending=tuple(one for one in sample.pending if one.comm_hash not in hashes),
+        calls_seen=None,
+        device=None,
+    )
 
 
 def _equal(before: ProcessSample, after: ProcessSample) -> bool:

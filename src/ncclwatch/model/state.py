@@ -376,13 +376,22 @@ class ProcessSample:
         """
         return replace(self, run_state="X", time_ns=time_ns, wall_ns=wall_ns, duration_ns=0, operations=(), pending=())
 
-    def unread(self, time_ns: int, wall_ns: int, run_state: str, why: str) -> ProcessSample:
+    def not_read(self, time_ns: int, wall_ns: int, run_state: str, why: str) -> ProcessSample:
         """What is known of a process whose memory could not be read at these times: its communicators as last seen, nothing of
         what is under way, and why under ``unavailable``.
         """
-        unavailable = {**self.unavailable, f"memory of process {self.process.pid}": why}
+        unavailable = {**self.unavailable, self._memory: why}
         again = self.ended(time_ns, wall_ns)
         return replace(again, run_state=run_state, unavailable=unavailable)
+
+    @property
+    def unread(self) -> bool:
+        """Whether the memory of the process could not be read, so that nothing is known of what is under way."""
+        return self._memory in self.unavailable
+
+    @property
+    def _memory(self) -> str:
+        return f"memory of process {self.process.pid}"
 
     @property
     def proxy_threads(self) -> frozenset[int]:

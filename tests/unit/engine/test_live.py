@@ -60,6 +60,21 @@ def test_a_verdict_stands_while_the_agent_of_its_rank_comes_back() -> None:
     assert [closed.id for closed, _ in live.closed] == [before.id]
 
 
+def test_a_verdict_stands_when_watchdogs_abort_what_hangs() -> None:
+    """What the others had under way is gone then, and that was a call: nothing went on."""
+    live = LiveDiagnosis()
+    first, second, third = rounds(3)
+    live.update(first)
+    before = live.update(second)
+
+    def aborted(sample: ProcessSample) -> ProcessSample:
+        own = replace(sample.communicators[0], aborted=True)
+        return replace(sample, communicators=(own,), operations=(), calls_seen=1)
+
+    after = live.update([sample if sample.rank == 2 else aborted(sample) for sample in third])
+    assert (after.verdict_class, after.culprits[0].rank, live.closed) == (VerdictClass.STOPPED, before.culprits[0].rank, [])
+
+
 def test_waits_alone_need_the_floor() -> None:
     live = LiveDiagnosis(Known(Patience(5)))
     classes = [live.update(samples).verdict_class for samples in rounds(8, run_state="S")]

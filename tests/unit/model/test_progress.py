@@ -48,7 +48,6 @@ MOVES: dict[str, Change] = {
     "a phase": lambda one: replace(one, operations=(one.operations[0], replace(one.operations[1], phase=OpPhase.PROGRESS))),
     "an operation that has ended": lambda one: replace(one, operations=one.operations[:1]),
     "an operation that is taken": lambda one: replace(one, pending=()),
-    "a communicator more": lambda one: replace(one, communicators=(*one.communicators, communicator(0, 2, comm_hash=9))),
 }
 STILL: dict[str, Change] = {
     "time alone": lambda one: replace(one, time_ns=one.time_ns + 1, cpu_time_ns=99),
@@ -70,6 +69,47 @@ def test_what_nccl_counts_is_progress(what: str) -> None:
     before, after = sample(), MOVES[what](sample())
     assert progressed(before, after)
     assert progressed(after, before)
+
+
+OTHER = communicator(0, 2, comm_hash=9)
+
+
+def test_a_new_communicator_is_progress_and_one_that_is_gone_is_none() -> None:
+    one, more = sample(), replace(sample(), communicators=(*sample().communicators, OTHER))
+    assert progressed(one, more)
+    assert not progressed(more, one)
+
+
+def aborted(one: ProcessSample) -> ProcessSample:
+    """A watchdog aborts its communicator: what was under way is dropped, and that was a call."""
+    return replace(of_communicator(aborted=True, op_count=8)(one), operations=(), pending=(), calls_seen=6)
+
+
+AFTERWARDS: dict[str, Change] = {
+    "its communicator is aborted": aborted,
+    "its communicator is aborted and destroyed": lambda one: replace(aborted(one), communicators=()),
+    "it has ended": lambda one: one.ended(one.time_ns + 1, one.wall_ns + 1),
+    "its memory cannot be read": lambda one: one.not_read(one.time_ns + 1, one.wall_ns + 1, "S", "held"),
+}
+
+
+@pytest.mark.parametrize("what", AFTERWARDS)
+def test_that_it_comes_down_is_no_progress(what: str) -> None:
+    before, after = sample(), AFTERWARDS[what](sample())
+    assert not progressed(before, after)
+    assert not progressed(after, after)
+
+
+def test_memory_that_can_be_read_again_shows_no_progress_since() -> None:
+    one = sample()
+    assert not progressed(one.not_read(one.time_ns, one.wall_ns, "S", "held"), one)
+
+
+def test_who_goes_on_while_another_communicator_is_aborted_makes_progress() -> None:
+    both = replace(sample(), communicators=(*sample().communicators, OTHER))
+    gone = replace(both, communicators=(both.communicators[0], replace(OTHER, aborted=True)))
+    assert not progressed(both, gone)
+    assert progressed(both, of_operation(0, done=3)(gone))
 
 
 @pytest.mark.parametrize("what", STILL)
