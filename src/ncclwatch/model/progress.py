@@ -24,12 +24,12 @@ def progressed(before: ProcessSample, after: ProcessSample) -> bool:
     """
     if before is after or after.run_state == "X" or before.unread or after.unread:
         return False
+    if before.calls_seen == after.calls_seen and _equal(before, after):
+        return False
     if given_up := _given_up(before, after):
         before, after = _without(before, given_up), _without(after, given_up)
     if before.calls_seen != after.calls_seen:
         return True
-    if _equal(before, after):
-        return False
     # What moves in nearly every iteration first: of a job that goes on nothing else need be looked at.
     moved = any(set(marks(before)) != set(marks(after)) for marks in (_communicator_marks, _operation_marks, _other_marks))
     return moved or _counters_moved(before.device, after.device)
