@@ -71,7 +71,8 @@ def _last_break(kinds: NDArray[np.int16], begin: int) -> tuple[int, int] | None:
     """
     if begin >= len(kinds):
         return None
-    places, columns = np.arange(len(kinds), dtype=np.int16), np.arange(len(kinds) - begin)
+    places: NDArray[np.int16] = np.arange(len(kinds), dtype=np.int16)
+    columns = np.arange(len(kinds) - begin)
     # Row n: the call n + 1 before each place, -1 where there is none. Then how many calls before both are alike.
     former = sliding_window_view(np.r_[np.full_like(kinds, -1), kinds], len(kinds))[-2:0:-1]
     unlike = former != kinds

@@ -115,9 +115,9 @@ def _blocks_of(timeline: Timeline, workers: Sequence[int]) -> dict[tuple[int, in
     for block in timeline.blocks:
         for place in np.flatnonzero(np.isin(block.ranks, workers)).tolist():
             found[int(block.ranks[place]), block.iteration].append((block, place))
-    return {key: sorted(own, key=lambda one: float(one[0].called[one[1]])) for key, own in found.items()} | {
-        (rank, at): [] for rank in workers for at in range(timeline.scenario.workload.iterations) if (rank, at) not in found
-    }
+    for own in found.values():
+        own.sort(key=lambda one: float(one[0].called[one[1]]))
+    return found
 
 
 def _spans(scenario: Scenario, rank: int, iteration: int, blocks: Sequence[tuple[Block, int]]) -> list[Span] | None:
@@ -126,7 +126,8 @@ def _spans(scenario: Scenario, rank: int, iteration: int, blocks: Sequence[tuple
         return None
     stage, work = coordinates(scenario.layout, rank).pp, scenario.workload
     plan = iter(passes(work.schedule, stage, scenario.layout.pp, work.micro_batches, work.virtual_stages))
-    left, current, made = iter(blocks), None, 0
+    left, made = iter(blocks), 0
+    current: Pass | None = None
     stream = _Stream([], -np.inf, [])
     for action in iteration_program(scenario, stage, iteration):
         if isinstance(action, Compute):
