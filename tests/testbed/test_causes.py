@@ -75,7 +75,7 @@ def test_what_a_rank_does_instead_is_the_cause(tmp_path: Path, fault: str) -> No
         strike(tmp_path / "fault")
         # A thread that wants the GIL wakes every 5 ms, if the machine lets it: one look in several must see it.
         for _ in range(6 if fault == "gil" else 1):
-            verdict = json.loads(run("diagnose", "--json", "--wait", "20", *pids(running)).stdout)
+            verdict = json.loads(run("diagnose", "--json", *pids(running)).stdout)
             if doing in verdict["culprits"][0]["doing"]:
                 break
         check(verdict, row)
