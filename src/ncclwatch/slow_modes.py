@@ -185,7 +185,7 @@ def _verdict(job: Job, result: CcldResult, since: float | None, by_gpus: bool) -
     culprits = []
     for at, why in ((last, "came last"), (slowest, "has the lowest rate")):
         if at is not None:
-            rank = group.rank_of(members[at]) if group is not None else None
+            rank = group.ranks.get(members[at].index) if group is not None else None
             reason = f"{why}: {durations.get(at, math.nan):.4f} s in the operation"
             culprits.append(_culprit(members[at], rank, group, reason, result.chosen.name))
     who = ", ".join(f"rank {one.rank}" if one.rank is not None else f"pid {one.pid} on {one.host}" for one in culprits)
@@ -214,7 +214,7 @@ def _lowest_rate(job: Job, group: Group | None) -> int | None:
     """Whose SendRate or RecvRate (steps a second) is lowest, where the shim reads counters of at least two ranks."""
     rates = [
         (one.steps_per_s, at)
-        for at, member in enumerate(job.members) if group is None or group.rank_of(member) is not None
+        for at, member in enumerate(job.members) if group is None or group.ranks.get(member.index) is not None
         for one in (member.last.device.counters if member.last.device is not None else ())
         if not one.stale and not one.problem and one.steps_per_s is not None
     ]  # fmt: skip

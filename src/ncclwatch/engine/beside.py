@@ -56,7 +56,7 @@ def planes_beside(case: Case) -> Iterator[Hypothesis]:
     standing, job, facts = case.standing, case.job, case.facts
     if standing is None:
         return
-    shim = ["device"] if any(member.last.device is not None for member in job.members) else []
+    shim = ["device"] if job.shims else []
     silent, named = facts.of(FactKind.GPU_SILENT) if shim else (), standing.named
     if not standing.suspects or not standing.verdict_class.accuses:
         if shim:

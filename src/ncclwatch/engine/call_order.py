@@ -128,8 +128,8 @@ def deviation_facts(job: Job, deviations: Mapping[int, Deviation]) -> list[Fact]
     """Broken patterns as evidence."""
 
     def name(index: int, address: int) -> str:
-        number = job.group_of.get((index, address))
-        return f"communicator {job.groups[number].hash:016x}" if number is not None else "another communicator"
+        own = next((own for own in job.member(index).last.communicators if own.address == address), None)
+        return f"communicator {own.hash:016x}" if own is not None else "another communicator"
 
     def text(index: int, broken: Deviation) -> str:
         since = f", {broken.ago} calls ago" if broken.ago else ""

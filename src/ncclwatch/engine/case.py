@@ -29,7 +29,7 @@ from ncclwatch.engine.graph import Sink, Waits
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.patience import CREATION_S, Patience
-from ncclwatch.engine.transfers import Transfers
+from ncclwatch.engine.transfers import Compared, Transfers
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.verdict import Culprit, LinkRef, OperationRef, VerdictClass
 
@@ -205,8 +205,8 @@ def observed(
     found = sorted((*waits, *stalls), key=lambda one: one.end is None or not one.end.under_way)
     communicators = member.last.communicators
     largest = max(communicators, key=lambda c: c.nranks, default=None)
-    group_id = found[0].key.group if found else job.group_of[member.index, largest.address] if largest else -1
-    own = next((c for c in communicators if job.group_of[member.index, c.address] == group_id), None)
+    group_id = found[0].key.group if found else job.number(member.index, largest) if largest else -1
+    own = next((c for c in communicators if job.number(member.index, c) == group_id), None)
     place = Culprit(
         member.rank, own.rank if own else None, member.info.host, member.info.pid, own.device if own else None,
         job.groups[group_id].reference() if group_id in job.groups else None, _operation(found), link=link,
@@ -324,6 +324,11 @@ class Case:
         return Transfers(self.job)
 
     @cached_property
+    def compared(self) -> Compared:
+        """What each of them shows that is not finished. O(transfers), once."""
+        return Compared(self.transfers)
+
+    @cached_property
     def waits(self) -> Waits:
         """The wait-for graph: drawn from what the sources say when it is first asked for; rules put another in its place."""
         return Waits.drawn(self.job, self.facts)
@@ -347,7 +352,8 @@ class Case:
     @cached_property
     def alive(self) -> list[Member]:
         """The processes that have not ended."""
-        return [member for member in self.job.members if not member.gone]
+        members, gone = self.job.members, self.job.gone
+        return [member for member in members if not member.gone] if gone else members
 
     @cached_property
     def newcomers(self) -> set[int]:
@@ -362,7 +368,7 @@ class Case:
             if isinstance(one, Retraction):
                 retracted += [one.wait] if one.wait.number not in self.waits.retracted else []
             elif isinstance(one, Wait | StallMark):
-                what = one.subject, one.target if isinstance(one, Wait) else one.stall, one.key
+                what = one.subject, one.object if isinstance(one, Wait) else one.stall, one.key
                 facts += [one] if what not in self._concluded else []
                 self._concluded.add(what)
         if not facts and not retracted:

@@ -47,11 +47,6 @@ class End:
         """Whether some of it has been done already."""
         return max(self.sub.done, self.sub.received, self.sub.transmitted) > 0
 
-    @property
-    def last_step(self) -> int:
-        """The connection's step at which this transfer ends."""
-        return self.sub.base + self.sub.nsteps
-
 
 def has_produced(sub: ProxySub) -> bool:
     """Whether the GPU has produced anything of a send; what cannot be told counts as produced."""
@@ -131,16 +126,6 @@ class Wait(OnConnection):
     """In the graph it was taken from."""
 
     @property
-    def waiter(self) -> Node:
-        """Who waits."""
-        return self.subject
-
-    @property
-    def target(self) -> Node:
-        """For whom."""
-        return self.object
-
-    @property
     def weak(self) -> bool:
         """Whether nothing shows that the waiter has begun the operation."""
         return self.strength is Strength.LIKELY
@@ -191,7 +176,7 @@ def wait_facts(waits: Iterable[Wait]) -> list[Fact]:
     """Waits as they are told: one for all channels between the same two ranks that stand for the same reason."""
     alike: dict[Hashable, list[Wait]] = defaultdict(list)
     for wait in waits:
-        alike[wait.waiter, wait.target, wait.why, wait.end.operation.direction if wait.end else None].append(wait)
+        alike[wait.subject, wait.object, wait.why, wait.end.operation.direction if wait.end else None].append(wait)
     return [replace(found[0], describe=partial(_text, found)) for found in alike.values()]
 
 

@@ -72,7 +72,7 @@ def counts_differ(case: Case) -> Iterator[Hypothesis]:
         return
     ends = case.waits.ends
     at_ends = {node for sink in (*ends.cycles, *ends.ranks, *ends.beside_absent) for node in sink.nodes}
-    at_ends |= {wait.waiter for sink in (*ends.unseen, *ends.links) for wait in sink.waits}
+    at_ends |= {wait.subject for sink in (*ends.unseen, *ends.links) for wait in sink.waits}
     indices = {node.index for node in at_ends if isinstance(node, RankNode)}
     found = [seen for seen in case.facts.of(FactKind.CALLED_OTHER, Disagreement) if not indices.isdisjoint(seen.group.ranks)]
     suspects = [caller(seen.group, rank, None, Cause.COUNTED_OTHER, name) for seen in found for rank, name in seen.odd.items()]

@@ -203,7 +203,7 @@ def _of_paths(case: Case, standing: Hypothesis) -> _Found:
             for member in members if len(members) == len(addresses) else ():
                 link = None if alone else LinkRef(path.fact.subject.rank, path.fact.subject.peer, "net")
                 suspect = observed(case.job, member, (), (), Cause.PATH if alone else Cause.PATH_END, link=link)
-                place = replace(suspect.place, communicator=path.group.reference(), comm_rank=path.group.rank_of(member))
+                place = replace(suspect.place, communicator=path.group.reference(), comm_rank=path.group.ranks.get(member.index))
                 named.setdefault(member.index, replace(suspect, place=place, group=path.group.id))
         left = [path for path in left if not addresses <= path.ends.keys()]
     ranks = {index for path in paths for index in path.group.ranks} | standing.victims

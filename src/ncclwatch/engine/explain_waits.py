@@ -12,7 +12,7 @@ from ncclwatch.engine.edges import PROXY_STALLS, SAID_BY_THE_OTHER, End, Stall, 
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, LinkNode, RankNode
 from ncclwatch.engine.evidence.calls import called_less_often, lacks_calls
 from ncclwatch.engine.evidence.device import gpu_state
-from ncclwatch.engine.graph import Sink, victims_of
+from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.job import Job, Member, launched
 from ncclwatch.engine.patience import HANG_FLOOR_S
 from ncclwatch.engine.redraw import is_begun
@@ -76,8 +76,9 @@ def link(case: Case) -> Iterator[Hypothesis]:
             suspects.setdefault(member.index, observed(job, member, sink.waits, (), Cause.LINK, link=reference))
     if suspects:
         supports = [fact for sink in ends.links for fact in wait_facts(sink.waits)]
-        missing, confidence = _notes([*ends.unseen, *ends.cycles]), min(sureness(case), 0.7)
-        yield naming(VerdictClass.HARDWARE, suspects.values(), victims_of(ends.links), confidence, supports, missing=missing)
+        missing, victims = _notes([*ends.unseen, *ends.cycles]), case.waits.victims(ends.links)
+        confidence = min(sureness(case), 0.7)
+        yield naming(VerdictClass.HARDWARE, suspects.values(), victims, confidence, supports, missing=missing)
 
 
 # --- ranks -------------------------------------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ def rank_behind(case: Case) -> Iterator[Hypothesis]:
         not_started = any(suspect.cause in NOT_STARTED for suspect in suspects)
         yield naming(
             VerdictClass.NOT_ENTERED if not_started else VerdictClass.HARDWARE, suspects,
-            victims_of(ends.ranks) | peers(job, suspects), sureness(case), supports,
+            case.waits.victims(ends.ranks) | peers(job, suspects), sureness(case), supports,
             missing=_notes([*ends.unseen, *ends.cycles, *ends.beside_absent]),
         )  # fmt: skip
 
@@ -131,7 +132,7 @@ def _cause(case: Case, member: Member, sink: Sink) -> Cause:
 def _has_sent(case: Case, end: End) -> bool:
     """Whether a rank with a receive open has completed the send that its operation begins with: no proxy shows that any more."""
     t, operation, channel, group = case.transfers, end.operation, end.sub.channel, case.job.groups[end.key.group]
-    rank = group.rank_of(end.member)
+    rank = group.ranks.get(end.member.index)
     if operation.direction is not Direction.RECV or rank is None or end.member.last.torn or not is_ring(operation):
         return False
     own = group.members[rank][1]
@@ -166,7 +167,7 @@ def cycle(case: Case) -> Iterator[Hypothesis]:
             yield nobody(Cause.CYCLE_IN_OPERATION, wait_facts(inside))
         return
     members = {node.index for sink in sinks for node in sink.nodes if isinstance(node, RankNode)}
-    victims, deviations = victims_of(sinks) | members, find_deviations(job, members, case.known.orders)
+    victims, deviations = case.waits.victims(sinks) | members, find_deviations(job, members, case.known.orders)
     if not deviations and any(wait.why is Why.NO_MESSAGE for wait in inside):
         yield nobody(Cause.CYCLE_OF_CALLS, wait_facts(inside))
         return
@@ -186,7 +187,7 @@ def _lacks_call(job: Job, inside: Sequence[Wait], victims: set[int]) -> Hypothes
     """The one rank of a cycle that has called less than the others, or not what they wait in; or who is alone in it."""
     asked = [(wait, lacks_calls(job, wait)) for wait in inside if wait.why is Why.NO_OPERATION or wait.why in SAID_BY_THE_OTHER]
     lacking = [(wait, fewer) for wait, fewer in asked if fewer is not None or wait.why is Why.NO_OPERATION]
-    waits, missing = [wait for wait, _ in lacking], {wait.target for wait, _ in lacking}
+    waits, missing = [wait for wait, _ in lacking], {wait.object for wait, _ in lacking}
     only = missing.pop() if len(missing) == 1 else None
     if not isinstance(only, RankNode) or any(fewer is None for _, fewer in lacking):
         return None
@@ -235,10 +236,10 @@ def _order(
     job = case.job
     # Whoever waits in one communicator has entered it before the other.
     entered: dict[int, set[int]] = defaultdict(set)
-    known = {wait.waiter for wait in inside if not wait.weak}
+    known = {wait.subject for wait in inside if not wait.weak}
     for wait in inside:
-        if isinstance(wait.waiter, RankNode) and not (wait.weak and wait.waiter in known):
-            entered[wait.key.group].add(wait.waiter.index)
+        if isinstance(wait.subject, RankNode) and not (wait.weak and wait.subject in known):
+            entered[wait.key.group].add(wait.subject.index)
     supports = _order_facts(job, entered)
     supports += deviation_facts(job, deviations)
     left_out = bool(deviations) and all(deviation.left_out for deviation in deviations.values())
@@ -252,7 +253,7 @@ def _order(
     suspects = []
     for index in sorted(odd):
         # Whom the others wait for (it has left out theirs), or what it waits in itself (its order is the odd one).
-        own = [wait for wait in inside if (wait.target if left_out else wait.waiter) == RankNode(index)]
+        own = [wait for wait in inside if (wait.object if left_out else wait.subject) == RankNode(index)]
         suspects.append(observed(job, job.member(index), own, (), cause))
     # All that is proven of a tie is the cycle: whoever broke the order, or left a call out, is one of them.
     confidence = min(sureness(case), 0.6) if tie else sureness(case)

@@ -31,7 +31,7 @@ from ncclwatch.engine.evidence.base import (
     Strength,
 )
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.transfers import Column
+from ncclwatch.engine.transfers import Column, Flags
 
 NodeT = TypeVar("NodeT", bound=Hashable)
 EdgeT = TypeVar("EdgeT", Wait, StallMark)
@@ -105,7 +105,7 @@ class Waits:
         for part in final_components(len(places.nodes), places.waiters, places.targets, places.reaching):
             sink_of[part] = len(sinks)
             nodes = (self.nodes.node(number) for number in places.nodes[part].tolist())
-            sinks.append(Sink(tuple(sorted(nodes, key=repr)), self))
+            sinks.append(Sink(tuple(sorted(nodes, key=repr)), self.job))
         into = sink_of[places.targets]
         for place in np.flatnonzero(into >= 0).tolist():
             sink, wait = sinks[into[place]], self.wait(int(places.edges[place]))
@@ -138,11 +138,15 @@ class Waits:
         """Its nodes and what joins them as numbers from 0 on."""
         return Places(self)
 
+    def victims(self, sinks: Iterable[Sink]) -> set[int]:
+        """Indices of the processes that wait for one of these ends, directly or through others. O(edges)."""
+        return self.behind(node for sink in sinks for node in sink.nodes)
+
     def behind(self, nodes: Iterable[Node]) -> set[int]:
         """Indices of those that wait for nodes, also through others and in retracted waits (they come later). O(edges)."""
         places = self.places
-        ends = np.flatnonzero(np.isin(places.nodes, [self.nodes.number(node) for node in nodes])).tolist()
-        behind = places.nodes[list(places.reaching(ends, retracted=True).difference(ends))]
+        ends = np.isin(places.nodes, [self.nodes.number(node) for node in nodes])
+        behind = places.nodes[places.reaching(np.flatnonzero(ends).tolist(), retracted=True) & ~ends]
         return set(behind[behind >= 0].tolist())
 
 
@@ -174,7 +178,7 @@ class Sink:
     """Where waits end: one node, or a cycle of several. ``waits`` lead into it, those ``inside`` are between its nodes."""
 
     nodes: tuple[Node, ...]
-    graph: Waits
+    job: Job
     waits: list[Wait] = field(default_factory=list)
     inside: list[Wait] = field(default_factory=list)
     stalls: list[StallMark] = field(default_factory=list)
@@ -188,17 +192,17 @@ class Sink:
     def member(self) -> Member | None:
         """The observed process this sink is, if it is one."""
         node = self.nodes[0]
-        return self.graph.job.member(node.index) if isinstance(node, RankNode) and not self.is_cycle else None
+        return self.job.member(node.index) if isinstance(node, RankNode) and not self.is_cycle else None
 
     @property
     def may_wait_for_absent(self) -> bool:
         """Whether a rank with nothing open has a neighbour nobody observed: their transfer may be dropped, or hidden."""
-        member, job = self.member, self.graph.job
+        member = self.member
         if member is None or self.stalls:
             return False
         waited = {wait.key.group for wait in self.waits if not wait.key.point_to_point}
-        rings = ((group, own) for group, own in job.held_by(member) if group.id in waited)
-        return beside_unobserved(job, member) or any(neighbours(own) - group.members.keys() for group, own in rings)
+        rings = ((group, own) for group, own in self.job.held_by(member) if group.id in waited)
+        return beside_unobserved(self.job, member) or any(neighbours(own) - group.members.keys() for group, own in rings)
 
 
 @dataclass(slots=True)
@@ -217,7 +221,7 @@ class Places:
     """Nodes as numbers from 0 on; ``edges``: waits that are followed, ``waiters`` to ``targets``; ``standing``: of stalls."""
 
     def __init__(self, graph: Waits) -> None:
-        subject, halted = graph.waits.subject, np.array([one.index for one in graph.job.members if one.halted], np.int64)
+        subject, halted = graph.waits.subject, np.array([one.index for one in graph.job.halted], np.int64)
         # A stopped or ended process waits for nobody.
         edges = np.flatnonzero((subject != graph.waits.object) & ~np.isin(subject, halted))
         every = subject[edges], graph.waits.object[edges], graph.stalls.subject, halted
@@ -229,9 +233,9 @@ class Places:
         if possible.any():
             followed &= ~possible | ~np.isin(self._waiters, self._waiters[followed & ~possible])
         self.edges, self.waiters, self.targets = edges[followed], self._waiters[followed], self._targets[followed]
-        self._reached: tuple[list[int], set[int]] = [], set()
+        self._reached: tuple[list[int], Flags] = [], np.zeros(len(self.nodes), np.bool_)
 
-    def reaching(self, ends: list[int], *, retracted: bool = False) -> set[int]:
+    def reaching(self, ends: list[int], *, retracted: bool = False) -> Flags:
         """As of :func:`reaching`, by the waits that are followed (kept: who is behind is asked soon) or by all."""
         if retracted and len(self.edges) < len(self._waiters):
             return reaching(adjacency(len(self.nodes), self._targets, self._waiters), ends)
@@ -244,35 +248,32 @@ class Places:
         return adjacency(len(self.nodes), self.targets, self.waiters)
 
 
-def victims_of(sinks: Sequence[Sink]) -> set[int]:
-    """Indices of the processes that wait for one of the sinks, directly or through others. O(edges)."""
-    return sinks[0].graph.behind([node for sink in sinks for node in sink.nodes]) if sinks else set()
-
-
-def final_components(size: int, sources: Column, targets: Column, reach: Callable[[list[int]], set[int]]) -> list[list[int]]:
+def final_components(size: int, sources: Column, targets: Column, reach: Callable[[list[int]], Flags]) -> list[list[int]]:
     """Strongly connected components no edge leaves; ``reach``: as :func:`reaching`. O(nodes + edges)."""
     ends: list[int] = np.flatnonzero(np.bincount(sources, minlength=size) == 0).tolist()
     # Whatever reaches a node without edges is in no such component; few nodes are left to be searched for cycles.
     done = reach(ends)
     found = [[node] for node in ends]
-    if len(done) == size:
+    if done.all():
         return found
     first, following = adjacency(size, sources, targets)
-    after = {node: following[first[node] : first[node + 1]] for node in range(size) if node not in done}
+    after = {node: following[first[node] : first[node + 1]] for node in np.flatnonzero(~done).tolist()}
     return found + [list(part) for part in components(after) if all(other in part for node in part for other in after[node])]
 
 
-def reaching(preceding: tuple[list[int], list[int]], targets: Iterable[int]) -> set[int]:
-    """All nodes from which one of ``targets`` can be reached, themselves included. O(nodes + edges)."""
-    seen = set(targets)
-    todo = list(seen)
+def reaching(preceding: tuple[list[int], list[int]], targets: Iterable[int]) -> Flags:
+    """Marks all nodes from which one of ``targets`` can be reached, themselves included. O(nodes + edges)."""
     first, others = preceding
+    todo, seen = list(targets), bytearray(len(first) - 1)
+    for node in todo:
+        seen[node] = 1
     while todo:
         node = todo.pop()
-        new = set(others[first[node] : first[node + 1]]) - seen
-        seen |= new
-        todo += new
-    return seen
+        for other in others[first[node] : first[node + 1]]:
+            if not seen[other]:
+                seen[other] = 1
+                todo.append(other)
+    return np.frombuffer(seen, np.bool_)
 
 
 def adjacency(size: int, nodes: Column, others: Column) -> tuple[list[int], list[int]]:

@@ -11,10 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
-from operator import attrgetter, or_
-from typing import NamedTuple
+from itertools import chain, compress
+from operator import attrgetter, itemgetter, or_
 
 from ncclwatch.collect.ledger import Ledger
+from ncclwatch.model.device import DeviceSample
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import Communicator, ProcessInfo, ProcessSample, Transport
 from ncclwatch.model.verdict import CommunicatorRef
@@ -26,22 +27,17 @@ COUNTS_PROXY_WORK_FROM = (2, 27, 3)
 """Fact: from here on ``opCount`` is no count of launches (``src/enqueue.cc``); no member of the structure tells it."""
 
 
-@dataclass(slots=True)
 class Member:
     """One observed process with its samples in time order; ``halted``: stopped or ended, so that it waits for nobody."""
 
-    index: int
-    samples: Sequence[ProcessSample]
-    rank: int | None = None
-    last: ProcessSample = field(init=False)
-    stopped: bool = field(init=False)
-    gone: bool = field(init=False)
-    halted: bool = field(init=False)
+    __slots__ = ("gone", "halted", "index", "last", "rank", "samples", "stopped")
 
-    def __post_init__(self) -> None:
-        self.last = last = self.samples[-1]
+    def __init__(self, index: int, samples: Sequence[ProcessSample]) -> None:
+        """``index`` counts the processes of all jobs."""
+        self.index, self.samples, self.last = index, samples, (last := samples[-1])
+        self.rank: int | None = last.rank
         self.gone = last.run_state in GONE_STATES
-        self.stopped = last.run_state in STOPPED_STATES and self.samples[-2:][0].run_state in STOPPED_STATES
+        self.stopped = last.run_state in STOPPED_STATES and samples[-2:][0].run_state in STOPPED_STATES
         self.halted = self.stopped or self.gone
 
     @property
@@ -81,14 +77,15 @@ class Group:
     members: dict[int, Held]
     ranks: dict[int, int]
 
+    @cached_property
+    def views(self) -> list[Communicator]:
+        """Its members' views of it."""
+        return [own for _, own in self.members.values()]
+
     @property
     def missing(self) -> list[int]:
         """Ranks of the communicator that no observed process holds."""
         return [rank for rank in range(self.nranks) if rank not in self.members]
-
-    def rank_of(self, member: Member) -> int | None:
-        """The rank a process holds in it."""
-        return self.ranks.get(member.index)
 
     def holder(self, rank: int) -> Member | None:
         """The observed process that is a rank of it."""
@@ -112,20 +109,11 @@ class Group:
     @cached_property
     def most_called(self) -> Counter[str]:
         """How often who has called each collective most often has called it, where NCCL counts that (2.26 and later)."""
-        return reduce(or_, (Counter(own.sequence_numbers) for _, own in self.members.values()))
+        return reduce(or_, (Counter(own.sequence_numbers) for own in self.views))
 
 
-class Joined(NamedTuple):
-    """Transports; whether connections in nodes are seen, plans captured, kernels start operations, NVLink joins nodes."""
-
-    transports: frozenset[Transport]
-    seen: bool
-    captured: bool
-    by_device: bool
-    multi_node: bool
-
-
-_JOINED_BY = [*map(attrgetter, ("host_connections", "captured_plans", "device_initiated", "multi_node_nvlink"))]
+_INDEX, _RANK, _NRANKS = map(attrgetter, ("index", "rank", "nranks"))
+_HALTED, _DEVICE = map(attrgetter, ("halted", "last.device"))
 
 
 @dataclass
@@ -134,20 +122,38 @@ class Job:
 
     members: list[Member]
     groups: dict[int, Group] = field(default_factory=dict)
-    group_of: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(index of the member, address of the communicator in its process) → group"""
+    _told_apart: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(index of the member, address of the communicator in its process) → group, where several have one hash"""
 
     def __post_init__(self) -> None:
         # By the index of a process, which counts those of all jobs, its place in this one.
         self.place_of = {member.index: place for place, member in enumerate(self.members)}
 
     @cached_property
-    def joined(self) -> Joined:
+    def transports(self) -> frozenset[Transport]:
         """What joins its ranks. O(connections), once."""
-        views = [own for group in self.groups.values() for _, own in group.members.values()]
-        return Joined(
-            frozenset({link[3] for own in views for link in own.transports}), *(any(map(of, views)) for of in _JOINED_BY)
-        )  # fmt: skip
+        return frozenset(map(itemgetter(3), chain.from_iterable(map(attrgetter("transports"), self.views))))
+
+    @cached_property
+    def views(self) -> list[Communicator]:
+        """Its processes' views of their communicators."""
+        return [own for group in self.groups.values() for own in group.views]
+
+    @cached_property
+    def halted(self) -> list[Member]:
+        """Its processes that are stopped or have ended."""
+        return [*compress(self.members, map(_HALTED, self.members))]
+
+    @cached_property
+    def shims(self) -> list[tuple[Member, DeviceSample]]:
+        """Its processes with a shim, and what that says of the GPU."""
+        frames = zip(self.members, map(_DEVICE, self.members), strict=True)
+        return [(member, device) for member, device in frames if device is not None]
+
+    @property
+    def gone(self) -> list[Member]:
+        """Its processes that have ended."""
+        return [member for member in self.halted if member.gone]
 
     @cached_property
     def processes(self) -> int:
@@ -169,13 +175,18 @@ class Job:
 
     def add_group(self, number: int, held: Sequence[Held]) -> None:
         """Take a communicator in: its processes, each with its view. Of two that claim one rank the first has it."""
-        _, own = held[0]
+        _, first = held[0]
         members: dict[int, Held] = {}
         for pair in held:
             members.setdefault(pair[1].rank, pair)
-        ranks = {member.index: rank for rank, (member, _) in members.items()}
-        self.groups[number] = Group(number, own.hash, own.nranks, members, ranks)
-        self.group_of.update({(member.index, communicator.address): number for member, communicator in held})
+        ranks = dict(zip([member.index for member, _ in members.values()], members, strict=True))
+        self.groups[number] = Group(number, first.hash, first.nranks, members, ranks)
+        if number != first.hash:
+            self._told_apart.update({(member.index, own.address): number for member, own in held})
+
+    def number(self, index: int, own: Communicator) -> int:
+        """The number of the communicator that a process has this view of."""
+        return self._told_apart.get((index, own.address), own.hash)
 
     def member(self, index: int) -> Member:
         """The process with this index."""
@@ -184,17 +195,16 @@ class Job:
     def held_by(self, member: Member) -> Iterator[tuple[Group, Communicator]]:
         """The communicators in which a process is a rank, with its views of them."""
         for own in member.last.communicators:
-            group = self.groups[self.group_of[member.index, own.address]]
+            group = self.groups[self.number(member.index, own)]
             if member.index in group.ranks:
                 yield group, own
 
     def find_group(self, member: Member, address: int, comm_hash: int) -> int | None:
         """The group an operation belongs to: by its communicator's address, else by a hash that is unique in the process."""
-        known = self.group_of.get((member.index, address))
-        if known is not None:
-            return known
-        same = {self.group_of[member.index, c.address] for c in member.last.communicators if c.hash == comm_hash}
-        return same.pop() if len(same) == 1 else None
+        communicators = member.last.communicators
+        at = [own for own in communicators if own.address == address] or [own for own in communicators if own.hash == comm_hash]
+        numbers = {self.number(member.index, own) for own in at}
+        return numbers.pop() if len(numbers) == 1 else None
 
     def global_rank(self, group_id: int, comm_rank: int) -> int | None:
         """The job's rank of a communicator's rank: observed, evident by numbering, or known by another communicator."""
@@ -223,22 +233,25 @@ def assemble(samples: Iterable[Sequence[ProcessSample]]) -> list[Job]:
     others; one without communicators is a job of its own. ``samples``: one sequence a process, in time order; empty ones are
     ignored. O(processes x communicators).
     """
-    members = [Member(index, series, series[-1].rank) for index, series in enumerate(samples) if len(series)]
+    members = [Member(index, series) for index, series in enumerate(samples) if len(series)]
     holders: dict[int, list[Held]] = defaultdict(list)
     for member in members:
         for communicator in member.last.communicators:
             holders[communicator.hash].append((member, communicator))
     sharing = {number: held for comm_hash, found in holders.items() for number, held in _split(comm_hash, found).items()}
     # The processes that each is joined with: the smaller part joins the larger.
-    part_of = {member.index: [member.index] for member in members}
+    part_of: dict[int, list[int]] = {}
     for held in sharing.values():
-        parts = {id(part): part for part in (part_of[member.index] for member, _ in held)}
-        largest = max(parts.values(), key=len)
-        largest += (joining := [index for part in parts.values() if part is not largest for index in part])
+        indices = [member.index for member, _ in held]
+        parts = {id(part): part for index in indices if (part := part_of.get(index)) is not None}
+        largest = max(parts.values(), key=len, default=list[int]())
+        joining = [index for part in parts.values() if part is not largest for index in part]
+        joining += [index for index in indices if index not in part_of]
+        largest += joining
         part_of |= dict.fromkeys(joining, largest)
     by_part: dict[int, list[Member]] = defaultdict(list)
     for member in members:
-        by_part[id(part_of[member.index])].append(member)
+        by_part[id(part_of.setdefault(member.index, [member.index]))].append(member)
     jobs = {part: Job(found) for part, found in by_part.items()}
     for number, held in sharing.items():
         jobs[id(part_of[held[0][0].index])].add_group(number, held)
@@ -247,8 +260,8 @@ def assemble(samples: Iterable[Sequence[ProcessSample]]) -> list[Job]:
 
 def _split(comm_hash: int, found: list[Held]) -> dict[int, list[Held]]:
     """The communicators of one hash, each by a number that is the same on all its ranks, where their peers can be read."""
-    ranks = {communicator.rank for _, communicator in found}
-    if len(ranks) == len(found) and len({communicator.nranks for _, communicator in found}) == 1:
+    views = [communicator for _, communicator in found]
+    if len({*map(_RANK, views)}) == len(found) and len({*map(_NRANKS, views)}) == 1:
         return {comm_hash: found}
     groups: dict[int, list[Held]] = defaultdict(list)
     for member, communicator in found:

@@ -134,7 +134,6 @@ def _is_untouched(group: Group) -> bool:
 
 
 def _is_barrier(group: Group, ledger: Ledger | None) -> bool:
-    """Whether the newest call on it that was recorded is a barrier."""
     rows = [row for row in rows_of(group, ledger).values() if ledger.called[row]] if ledger is not None else []
     if ledger is None or not rows:
         return False

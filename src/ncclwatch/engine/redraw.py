@@ -66,7 +66,7 @@ def before_is_open(group: Group, finding: CallsFinding, waits: Waits) -> bool:
     behind = {group.members[rank][0].index for rank in finding.behind}
     some = sorted(behind & waits.waiting)[:ASKED_OF_THE_BEHIND]
     return any(
-        wait.waiter == RankNode(index) and wait.key.group == group.id and not wait.key.point_to_point
+        wait.subject == RankNode(index) and wait.key.group == group.id and not wait.key.point_to_point
         for index, own in waits.of(some).items()
         for wait in own
     )
@@ -147,13 +147,13 @@ def dropped_operation(case: Case) -> Iterator[Wait]:
 
     Of the first a neighbour nobody observed may be one as well. O(ranks that are waited for x their communicators).
     """
-    gone = [member for member in case.job.members if member.gone]
+    gone = case.job.gone
     # Made once, and only where somebody is missing: it goes through all communicators of the job.
     census = cache(lambda: Census.of(case.job, case.known.complete_hosts))
     for member, idle in _may_wait_inside(case):
         failed = {own.address for own, _ in errors_of(member)}
         for group, own in case.job.held_by(member):
-            ranks = [rank for other in gone if (rank := group.rank_of(other)) is not None]
+            ranks = [rank for other in gone if (rank := group.ranks.get(other.index)) is not None]
             # Of neighbours in rings: those joined by the network, for within a node nothing is dropped.
             joined = {peer for _, peer, _, transport in own.transports if transport is Transport.NET} & neighbours(own)
             for rank in sorted((joined | unseen_peers(own)) - group.members.keys()):
@@ -254,8 +254,8 @@ def not_begun(case: Case) -> Iterator[Retraction]:
     """
     for sink in case.waits.ends.cycles:
         idle = [wait for wait in sink.inside if not is_begun(case.job, wait)]
-        at_hand = {wait.target for wait in sink.inside if wait.why is Why.FULL and not wait.key.point_to_point}
-        elsewhere = [wait for wait in sink.inside if wait.weak and wait.waiter in at_hand]
+        at_hand = {wait.object for wait in sink.inside if wait.why is Why.FULL and not wait.key.point_to_point}
+        elsewhere = [wait for wait in sink.inside if wait.weak and wait.subject in at_hand]
         for doubtful in (idle, elsewhere, _called_later(case.job, sink)):
             if 0 < len(doubtful) < len(sink.inside):
                 yield from map(Retraction, doubtful)
@@ -267,15 +267,15 @@ def not_completing(case: Case) -> Iterator[Retraction | StallMark]:
     for sink in case.waits.ends.cycles:
         found: dict[Node, list[StallMark]] = defaultdict(list)
         for wait in sink.inside:
-            end, target, group = wait.end, wait.target, case.job.groups[wait.key.group]
+            end, target, group = wait.end, wait.object, case.job.groups[wait.key.group]
             if wait.why is not Why.NOT_TAKEN or end is None or not isinstance(target, RankNode):
                 continue
             if has_arrived(end.operation, group, case.job.member(target.index), end.member):
-                found[wait.waiter].append(stalls_at(end, wait.other, Stall.PROXY_NOT_COMPLETING))
+                found[wait.subject].append(stalls_at(end, wait.other, Stall.PROXY_NOT_COMPLETING))
         if len(found) == 1:
             ((node, marks),) = found.items()
             yield from marks
-            yield from (Retraction(wait) for wait in sink.inside if wait.waiter == node)
+            yield from (Retraction(wait) for wait in sink.inside if wait.subject == node)
 
 
 def behind_in_ring(case: Case) -> Iterator[Retraction | Wait]:
@@ -288,14 +288,14 @@ def behind_in_ring(case: Case) -> Iterator[Retraction | Wait]:
     for sink in case.waits.ends.cycles:
         if not any(wait.weak for wait in sink.inside):
             continue
-        behind = [wait for wait in lagging() if {wait.waiter, wait.target} <= set(sink.nodes)]
+        behind = [wait for wait in lagging() if {wait.subject, wait.object} <= set(sink.nodes)]
         following: dict[Node, list[Node]] = defaultdict(list)
         for wait in (*(wait for wait in sink.inside if _is_proven(job, wait)), *behind):
-            following[wait.waiter].append(wait.target)
+            following[wait.subject].append(wait.object)
         if all(len(found) == 1 for found in components(following)):
-            ends = {wait.target for wait in behind} - following.keys()
-            yield from (wait for wait in behind if wait.target in ends)
-            yield from (Retraction(wait) for wait in sink.inside if wait.waiter in ends)
+            ends = {wait.object for wait in behind} - following.keys()
+            yield from (wait for wait in behind if wait.object in ends)
+            yield from (Retraction(wait) for wait in sink.inside if wait.subject in ends)
 
 
 # --- parts of what is retracted ------------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def is_begun(job: Job, wait: Wait) -> bool:
     operation = wait.end.operation if wait.end is not None and not wait.key.point_to_point else None
     if operation is None or not is_ring(operation):
         return True
-    return _sends(job, wait.waiter, operation, operation.comm_address) is not False
+    return _sends(job, wait.subject, operation, operation.comm_address) is not False
 
 
 def _sends(job: Job, node: Node, operation: ProxyOperation, address: int | None = None) -> bool | None:
@@ -335,13 +335,13 @@ def _sends(job: Job, node: Node, operation: ProxyOperation, address: int | None 
 def _called_later(job: Job, sink: Sink) -> list[Wait]:
     """Receives that a peer has open as well, which began the collective nevertheless, and that none in it is to answer."""
     receives = [(wait, wait.end) for wait in sink.inside if wait.key.point_to_point and wait.end is not None]
-    receiving = {wait.waiter for wait, _ in receives}
+    receiving = {wait.subject for wait, _ in receives}
     owed: dict[Node, set[Node]] = defaultdict(set)
     for wait in (*sink.inside, *sink.waits):
-        if wait.end is None or wait.key.point_to_point or wait.target not in receiving or wait.waiter in owed[wait.target]:
+        if wait.end is None or wait.key.point_to_point or wait.object not in receiving or wait.subject in owed[wait.object]:
             continue
-        if is_begun(job, wait) and _sends(job, wait.target, wait.end.operation) is False:
-            owed[wait.target].add(wait.waiter)
+        if is_begun(job, wait) and _sends(job, wait.object, wait.end.operation) is False:
+            owed[wait.object].add(wait.subject)
     # What ranks with the same part in a program have in common of a receive.
     open_at = {
         node: {
@@ -354,6 +354,6 @@ def _called_later(job: Job, sink: Sink) -> list[Wait]:
     }  # fmt: skip
     return [
         wait for wait, end in receives
-        if wait.target not in owed[wait.waiter]
-        and (end.operation.op_count, end.sub.nsteps, end.operation.collective) in open_at.get(wait.waiter, ())
+        if wait.object not in owed[wait.subject]
+        and (end.operation.op_count, end.sub.nsteps, end.operation.collective) in open_at.get(wait.subject, ())
     ]  # fmt: skip

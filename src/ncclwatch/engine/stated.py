@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from operator import attrgetter
 
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, absent, caller, naming, nobody, observed, peers
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.edges import Why, told, wait_facts
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, RankNode
 from ncclwatch.engine.evidence.kernel import Census
-from ncclwatch.engine.graph import Sink, victims_of
+from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.job import Group, Member
 from ncclwatch.engine.patience import HANG_FLOOR_S, LONGEST_PATIENCE_S
 from ncclwatch.model.state import Communicator
@@ -22,6 +23,7 @@ from ncclwatch.model.verdict import Culprit, VerdictClass
 
 HEALTHY = frozenset({"ncclSuccess", "ncclInProgress"})
 READY_STATES = frozenset({None, "ncclSuccess"})
+_INIT_STATE = attrgetter("init_state")
 SHOWN = 4
 """Bound: waiting ranks that are shown beside a process that has ended: its peers' transfers with it may be gone."""
 
@@ -41,7 +43,7 @@ def one_sample(case: Case) -> Iterator[Hypothesis]:
 def progress(case: Case) -> Iterator[Hypothesis]:
     """NCCL moved between the last two samples of some process."""
     if case.still == 0.0:
-        notes = tuple(_halted_facts(case, (member for member in case.job.members if member.stopped)))
+        notes = tuple(_halted_facts(case, (member for member in case.job.halted if member.stopped)))
         yield Hypothesis(VerdictClass.RUNNING, Cause.PROGRESS, confidence=1.0, supports=notes)
 
 
@@ -52,13 +54,13 @@ def halted(case: Case) -> Iterator[Hypothesis]:
 
 def ended_behind(case: Case) -> Iterator[Hypothesis]:
     """The same once waits that are not seen were followed: what they lead to is less sure."""
-    if case.waits.open:
+    if case.waits.open and (case.trail.drawn or case.trail.retracted):
         yield from _halted(case, 0.85)
 
 
 def _halted(case: Case, confidence: float) -> Iterator[Hypothesis]:
     job, ended = case.job, _ended_ranks(case)
-    halted = [*(member for member in case.alive if member.stopped), *_missed(case)]
+    halted = [*(member for member in case.job.halted if member.stopped), *_missed(case)]
     if not halted and not ended:
         return
     ends = {sink.member.index: sink for sink in case.waits.sinks if sink.member is not None}
@@ -83,7 +85,7 @@ def _halted(case: Case, confidence: float) -> Iterator[Hypothesis]:
 
 def _missed(case: Case) -> list[Member]:
     """Who ended while others needed them, as waits show, or a collective that stands still (proxies drop waits)."""
-    gone = [member for member in case.job.members if member.gone]
+    gone = case.job.gone
     if not gone or any(map(errors_of, case.alive)):
         return gone
     needed = {node.index for sink in case.waits.sinks if sink.waits for node in sink.nodes if isinstance(node, RankNode)}
@@ -115,7 +117,7 @@ def _ended_ranks(case: Case) -> dict[AbsentNode, Sink]:
     unsure = [node for node, running in heard.items() if running is None]
     found += [node for node in unsure if any(wait.why is Why.BROKEN for wait in unseen[node].waits)]
     ended = {job.global_rank(*node[:2]) for node in found} - {None}
-    gone = {member.index for member in job.members if member.gone}
+    gone = {member.index for member in job.gone}
 
     @cache
     def explained(number: int) -> bool:
@@ -125,19 +127,19 @@ def _ended_ranks(case: Case) -> dict[AbsentNode, Sink]:
 
     def missed(sink: Sink) -> bool:
         """Whether who waits for it reports an error that no other end explains."""
-        waiting = {wait.waiter.index for wait in sink.waits if isinstance(wait.waiter, RankNode)}
-        return any(not explained(job.group_of[i, own.address]) for i in waiting for own, _ in errors_of(job.member(i)))
+        waiting = {wait.subject.index for wait in sink.waits if isinstance(wait.subject, RankNode)}
+        return any(not explained(job.number(i, own)) for i in waiting for own, _ in errors_of(job.member(i)))
 
     found += [node for node in unsure if node not in found and missed(unseen[node])]
     if found or not case.waits.sinks or not census.whole:
         return {node: unseen[node] for node in found}
     missing = (AbsentNode(group.id, rank) for group in standing for rank in group.missing)
-    return {node: Sink((node,), case.waits) for node in missing if runs(node) is False}
+    return {node: Sink((node,), case.job) for node in missing if runs(node) is False}
 
 
 def _victims(case: Case, halted: Sequence[Member], ends: Sequence[Sink], suspects: Sequence[Suspect]) -> set[int]:
     """Who waits for them: everybody in a collective that stands still with one of them does in the end."""
-    victims = victims_of(ends) | peers(case.job, suspects)
+    victims = case.waits.victims(ends) | peers(case.job, suspects)
     indices, missing = {member.index for member in halted}, {suspect.group for suspect in suspects if suspect.index is None}
     stuck = {sink.member.index for sink in case.waits.sinks if sink.member is not None}
     victims |= {index for number in missing for index in stuck & case.job.groups[number].ranks.keys()}
@@ -167,7 +169,8 @@ def creation(case: Case) -> Iterator[Hypothesis]:
     """Ranks wait for each other in the creation of a communicator; whoever has not come is named."""
     creating = [
         group for group in case.job.groups.values()
-        if any(own.init_state not in READY_STATES and not own.aborted for _, own in group.members.values())
+        if not READY_STATES.issuperset(map(_INIT_STATE, group.views))
+        and any(own.init_state not in READY_STATES and not own.aborted for own in group.views)
     ]  # fmt: skip
     if case.waits.open or not creating:
         return
@@ -225,11 +228,11 @@ def nothing_open(case: Case) -> Iterator[Hypothesis]:
     job, suspects = case.job, []
     for member in job.members:
         for own, result in errors_of(member)[:1]:
-            suspects.append(caller(job.groups[job.group_of[member.index, own.address]], own.rank, None, Cause.NCCL_ERROR, result))
+            suspects.append(caller(job.groups[job.number(member.index, own)], own.rank, None, Cause.NCCL_ERROR, result))
     if suspects:
         yield naming(VerdictClass.ERROR, suspects, (), 0.9, _error_facts(job.members))
-    elif case.still >= case.patience_s and any(is_hidden(own) for one in job.members for own in one.last.communicators):
-        yield nobody(Cause.NOTHING_SEEN, _halted_facts(case, (member for member in job.members if member.gone)))
+    elif case.still >= case.patience_s and any(map(is_hidden, job.views)):
+        yield nobody(Cause.NOTHING_SEEN, _halted_facts(case, job.gone))
     else:
         yield Hypothesis(VerdictClass.IDLE, Cause.NOTHING_OPEN, confidence=0.7)
 

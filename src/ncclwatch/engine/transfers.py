@@ -7,7 +7,6 @@ job of 100,000 ranks has hundreds of thousands of ends: the handful that is told
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
 from itertools import chain
 from operator import attrgetter
 
@@ -25,6 +24,8 @@ Flags = NDArray[np.bool_]
 
 WIDEST = 1 << 62
 """Bound: several columns are mixed into one integer below this."""
+SPARSE = 4
+"""Bound: numbers that are below so many times the rows need not be made dense."""
 
 
 def column(values: Callable[[], Iterable[int]]) -> Column:
@@ -36,11 +37,13 @@ def column(values: Callable[[], Iterable[int]]) -> Column:
 
 
 def numbered(columns: Sequence[Column]) -> Column:
-    """One number a row from 0 on, the same for rows in which all columns are equal. O(n log n)."""
-    return _dense(_mixed(columns))
+    """One number a row from 0 on, the same for rows in which all columns are equal: few more than rows. O(n log n)."""
+    mixed, size = _mixed(columns)
+    return mixed if size <= SPARSE * len(mixed) else _dense(mixed)
 
 
-def _mixed(columns: Sequence[Column]) -> Column:
+def _mixed(columns: Sequence[Column]) -> tuple[Column, int]:
+    """The columns in one, and what its numbers from 0 on are below."""
     mixed, size = np.zeros(len(columns[0]), np.int64), 1
     for values in columns if len(mixed) else ():
         own, low = values, int(values.min())
@@ -48,9 +51,9 @@ def _mixed(columns: Sequence[Column]) -> Column:
         if size * span > WIDEST:
             mixed, own = _dense(mixed), _dense(values)
             size, low, span = int(mixed.max()) + 1, 0, int(own.max()) + 1
-        mixed = mixed * span + (own - low)
-        size *= span
-    return mixed
+        if span > 1:
+            mixed, size = mixed * span + (own - low), size * span
+    return mixed, size
 
 
 def _dense(values: Column) -> Column:
@@ -59,10 +62,10 @@ def _dense(values: Column) -> Column:
 
 def matching(wanted: Sequence[Column], among: Sequence[Column] | Column) -> Column:
     """For each row of the columns ``wanted`` the first one of those of ``among`` that is equal; else -1. O(n log n)."""
-    mixed, size = _mixed([np.concatenate(both) for both in zip(among, wanted, strict=True)]), len(among[0])
-    order = np.append(np.argsort(mixed[:size], kind="stable"), -1)
-    places = np.searchsorted(mixed[order[:-1]], mixed[size:])
-    return np.where(mixed[order[places]] == mixed[size:], order[places], -1)
+    numbers, size = numbered([np.concatenate(both) for both in zip(among, wanted, strict=True)]), len(among[0])
+    row_of = np.full(int(numbers.max(initial=-1)) + 1, -1)
+    row_of[numbers[:size][::-1]] = np.arange(size)[::-1]
+    return row_of[numbers[size:]]
 
 
 def _has_one(numbers: Column, chosen: Flags) -> Flags:
@@ -96,7 +99,7 @@ class Places:
 # --- transfers --------------------------------------------------------------------------------------------------------
 
 ROW_BYTES = 8 * len(COLUMNS)
-_ROWS = attrgetter("last.operations.steps.rows")
+_ROWS, _INDEX, _ADDRESS = map(attrgetter, ("last.operations.steps.rows", "index", "address"))
 
 
 class Transfers:
@@ -111,22 +114,25 @@ class Transfers:
     def __init__(self, job: Job) -> None:
         self.job, self.groups = job, list(job.groups.values())
         self.place_of = {group.id: place for place, group in enumerate(self.groups)}
-        self._ranks = column(self._observed).reshape(-1, 4).T
+        self._ranks = self._observed()
         self._fill()
         self._join()
 
-    def _observed(self) -> Iterator[int]:
+    def _observed(self) -> Column:
         """Of every observed rank place of its communicator, rank, index of its process, and address of the communicator there."""
-        every = enumerate(self.groups)
-        found = [(at, rank, member.index, own.address) for at, group in every for rank, (member, own) in group.members.items()]
+        members = [group.members for group in self.groups]
+        places = np.repeat(np.arange(len(members)), column(lambda: map(len, members)))
+        ranks = column(lambda: chain.from_iterable(members))
+        holders = column(lambda: (member.index for held in members for member, _ in held.values()))
+        addresses = column(lambda: map(_ADDRESS, self.job.views))
         # What is not found is in the last place, -1.
-        return chain(*found, (NOBODY, UNKNOWN, NOBODY, UNKNOWN))
+        return np.append((places, ranks, holders, addresses), [[NOBODY], [UNKNOWN], [NOBODY], [UNKNOWN]], axis=1)
 
     def _fill(self) -> None:
         rows = [*map(_ROWS, self.job.members)]
         table = np.frombuffer(b"".join(rows), np.int64).reshape(-1, len(COLUMNS))
-        held = column(lambda: (len(own) // ROW_BYTES for own in rows))
-        holder = np.repeat(column(lambda: (member.index for member in self.job.members)), held)
+        held = np.fromiter(map(len, rows), np.int64) // ROW_BYTES
+        holder = np.repeat(column(lambda: map(_INDEX, self.job.members)), held)
         of_network = table[:, COLUMNS.index("state")] & NET != 0
         if not of_network.all():
             table, holder = table[of_network], holder[of_network]
@@ -216,11 +222,6 @@ class Transfers:
         """Whether ``side`` of a row's connection works on a later transfer only: it has left ``step`` behind."""
         others = self._begun[side].rows(int(self.connection[row]))
         return len(others) > 0 and bool((self.base[others] > step).all())
-
-    @cached_property
-    def compared(self) -> Compared:
-        """What each unfinished end shows. O(transfers), once."""
-        return Compared(self)
 
     def is_parents(self, row: int) -> bool:
         """Whether the peer of a row is its rank's parent in a tree."""
@@ -347,9 +348,10 @@ class Compared:
         t, found = self.transfers, np.zeros(len(rows), np.bool_)
         waiting, sends = np.flatnonzero(shows == PLACE_OF[Why.GPU_NOT_READY]), np.flatnonzero(t.begun & t.sends)
         # All ranks run an operation by one algorithm.
-        kind = numbered((t.group[rows[waiting]], t.op_count[rows[waiting]]))
-        first = rows[waiting[np.unique(kind, return_index=True)[1]]].tolist()
-        waiting = waiting[np.array([t.operation_of(row).algorithm == "Tree" for row in first], np.bool_)[kind]]
+        numbers = numbered((t.group[rows[waiting]], t.op_count[rows[waiting]]))
+        _, first, kind = np.unique(numbers, return_index=True, return_inverse=True)
+        in_tree = [t.operation_of(row).algorithm == "Tree" for row in rows[waiting[first]].tolist()]
+        waiting = waiting[np.array(in_tree, np.bool_)[kind]]
         if not len(waiting):
             return found
         columns: tuple[Column, ...] = (t.group, t.channel, t.rank, t.peer, t.op_count)
@@ -399,5 +401,7 @@ class Compared:
 
 def _first(*cases: tuple[Flags, Why | Stall | int], otherwise: Why | Stall) -> Column:
     """For each row what the first case that holds shows."""
-    shown = [shows if isinstance(shows, int) else PLACE_OF[shows] for _, shows in cases]
-    return np.select([holds for holds, _ in cases], shown, PLACE_OF[otherwise])
+    shown = np.full(len(cases[0][0]), PLACE_OF[otherwise])
+    for holds, shows in reversed(cases):
+        shown[holds] = shows if isinstance(shows, int) else PLACE_OF[shows]
+    return shown

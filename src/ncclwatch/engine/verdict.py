@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
+from operator import attrgetter
 
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, one_of_each
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, HiddenNode, RankNode
@@ -97,6 +99,7 @@ NOT_TOLD = {
 RAISE_LIMIT = "on {host}: raise the CPU limit of process {pid} (of its container or pod; `cat /proc/{pid}/cgroup`, cpu.max there)"
 MAY_BE_HIDDEN = frozenset({Cause.NOTHING_OPEN, Cause.NOTHING_SEEN, Cause.UNSEEN, Cause.HIDDEN})
 """Where what the transports hide may be why nobody is named."""
+_UNAVAILABLE, _SAMPLES, _TORN = map(attrgetter, ("last.unavailable", "samples", "torn"))
 SAMPLES_ALONE = frozenset({Cause.ALL_ENDED, Cause.ONE_SAMPLE})
 """Where nothing was looked for in the samples."""
 
@@ -111,7 +114,7 @@ def render(case: Case, found: Hypothesis) -> Verdict:
     suspects = one_of_each(found.suspects)
     culprits = tuple(map(_culprit, suspects))
     first = next((one for one in culprits if one.operation), culprits[0] if culprits else None)
-    victims = {rank for index in found.victims if (rank := case.job.member(index).rank) is not None}
+    victims = {rank for member in map(case.job.member, found.victims) if (rank := member.rank) is not None}
     changed = [rule for rule, _ in (*case.trail.drawn, *case.trail.retracted)]
     verdict = Verdict(
         found.verdict_class, _summary(case, found, culprits, first.operation if first else None), culprits,
@@ -168,8 +171,8 @@ def _unobserved(case: Case, found: Hypothesis) -> tuple[str, ...]:
 
 def _not_read(job: Job) -> tuple[str, ...]:
     """Signals that could not be read, each once, and communicator ranks that were not observed."""
-    lines = [f"{name}: {reason}" for member in job.members for name, reason in member.last.unavailable.items()]
-    if torn := sum([sample.torn for member in job.members for sample in member.samples]):
+    lines = [f"{name}: {reason}" for signals in filter(None, map(_UNAVAILABLE, job.members)) for name, reason in signals.items()]
+    if torn := sum(map(_TORN, chain.from_iterable(map(_SAMPLES, job.members)))):
         lines.append(f"{torn} structures changed while they were read and were dropped")
     incomplete = [group for group in job.groups.values() if len(group.members) < group.nranks]
     lines += [
@@ -291,5 +294,4 @@ def _in_short(found: Hypothesis) -> str:
 
 
 def _count(job: Job) -> str:
-    """``4 processes``."""
     return f"{job.processes} process{'es' if job.processes != 1 else ''}"

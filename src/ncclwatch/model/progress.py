@@ -11,6 +11,9 @@ from ncclwatch.model.state import OpPhase, ProcessSample
 from ncclwatch.model.steps import Steps
 
 _STEPS: Callable[[ProcessSample], Steps] = attrgetter("operations.steps")
+_BESIDE = attrgetter("pending", "device")
+_COUNTED = attrgetter("hash", "rank", "op_count", "init_state", "sequence_numbers", "host_connections")
+"""What of a communicator moves."""
 
 
 def progressed(before: ProcessSample, after: ProcessSample) -> bool:
@@ -21,12 +24,12 @@ def progressed(before: ProcessSample, after: ProcessSample) -> bool:
     """
     if before is after or after.run_state == "X" or before.unread or after.unread:
         return False
+    if before.calls_seen == after.calls_seen and _equal(before, after):
+        return False
     if given_up := _given_up(before, after):
         before, after = _without(before, given_up), _without(after, given_up)
     if before.calls_seen != after.calls_seen:
         return True
-    if _equal(before, after):
-        return False
     # What moves in nearly every iteration first: of a job that goes on nothing else need be looked at.
     moved = any(set(marks(before)) != set(marks(after)) for marks in (_communicator_marks, _operation_marks, _other_marks))
     return moved or _counters_moved(before.device, after.device)
@@ -55,31 +58,18 @@ def _without(sample: ProcessSample, given_up: set[tuple[int, int]]) -> ProcessSa
 
 def _equal(before: ProcessSample, after: ProcessSample) -> bool:
     """Whether all that counts is the same, in the same order: quick, and what most processes of a hung job show."""
-    if before.pending != after.pending or before.device != after.device:
+    if _BESIDE(before) != _BESIDE(after):
         return False
-    if before.operations is not after.operations and not _same_steps(before, after):
-        return False
-    if before.communicators is after.communicators:
-        return True
-    if len(before.communicators) != len(after.communicators):
-        return False
-    for one, other in zip(before.communicators, after.communicators, strict=True):
-        if one is not other and (
-            one.hash != other.hash
-            or one.rank != other.rank
-            or one.op_count != other.op_count
-            or one.init_state != other.init_state
-            or one.sequence_numbers != other.sequence_numbers
-            or one.host_connections != other.host_connections
-        ):
+    if before.operations is not after.operations:
+        steps = _STEPS(after)
+        if not steps.exact or _STEPS(before) != steps:
             return False
-    return True
-
-
-def _same_steps(before: ProcessSample, after: ProcessSample) -> bool:
-    """Whether the same operations are open, in the same order and at the same steps."""
-    one, other = _STEPS(before), _STEPS(after)
-    return one.exact and other.exact and one.rows == other.rows
+    earlier, later = before.communicators, after.communicators
+    if earlier is later:
+        return True
+    if len(earlier) != len(later):
+        return False
+    return all(one is other or _COUNTED(one) == _COUNTED(other) for one, other in zip(earlier, later, strict=True))
 
 
 def _communicator_marks(sample: ProcessSample) -> Iterator[Hashable]:

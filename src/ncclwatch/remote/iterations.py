@@ -28,7 +28,7 @@ def recent_iterations(diagnosis: LiveDiagnosis) -> list[Timed]:
 def _reference(diagnosis: LiveDiagnosis, job: Job) -> tuple[Cadence, float] | None:
     """The first process with iterations, and what to add to its node's CLOCK_MONOTONIC for seconds since the epoch."""
     for member in job.members:
-        cadence = diagnosis.slow.cadences.find(member.info.host, member.info.pid)
+        cadence = diagnosis.slow.cadences.of.find(member.info.host, member.info.pid)
         if cadence is not None and len(cadence.iterations) >= 2 and not cadence.is_beat:
             return cadence, (member.last.wall_ns - member.last.time_ns) / 1e9
     return None

@@ -62,10 +62,10 @@ class Calls(Source):
 
     def coverage(self, case: Case) -> Iterator[str]:
         """That calls are not recorded, or cannot be lined up with those of the peers; replays of what was captured before."""
-        known, infos = case.known.ledger, [member.info for member in case.job.members if case.job.joined.captured]
+        known, captured = case.known.ledger, any(own.captured_plans for own in case.job.views)
         if known is None:
             yield "no calls were recorded"
-        if infos and not (known and all(known.replays.get(known.process(info.host, info.pid)) for info in infos)):
+        if captured and not (known and all(known.replays.get(known.process(m.info.host, m.info.pid)) for m in case.job.members)):
             yield "replays of CUDA graphs: no calls are seen of what was captured before calls were recorded; proxy steps are"
         unaligned = sum(len(finding.unaligned) for finding in case.findings.values())
         if unaligned:
@@ -73,7 +73,6 @@ class Calls(Source):
 
 
 def _behind_text(job: Job, group: Group, finding: CallsFinding) -> str:
-    """Who has not called what."""
     what = finding.called.text() if finding.called else "the operation"
     behind = ", ".join(job.rank_name(group.id, rank) for rank in finding.behind)
     replays = " and replays of CUDA graphs" if any(own.captured_plans for _, own in group.members.values()) else ""
@@ -287,13 +286,10 @@ def _open_calls(transfers: Transfers, place: int) -> dict[int, str]:
 
 
 def _pair_text(job: Job, sender: End, receiver: End) -> str:
-    """Two ends of a connection that disagree."""
     key = sender.key
-    return (
-        f"channel {key.channel}: {job.rank_name(key.group, key.source)} sends steps {sender.sub.base} to {sender.last_step} "
-        f"({sender.operation.collective}), {job.rank_name(key.group, key.destination)} expects {receiver.sub.base} to "
-        f"{receiver.last_step} ({receiver.operation.collective})"
-    )
+    ends = [f"{end.sub.base} to {end.sub.base + end.sub.nsteps} ({end.operation.collective})" for end in (sender, receiver)]
+    source, destination = (job.rank_name(key.group, rank) for rank in (key.source, key.destination))
+    return f"channel {key.channel}: {source} sends steps {ends[0]}, {destination} expects {ends[1]}"
 
 
 # --- counts of calls --------------------------------------------------------------------------------------------------
@@ -308,10 +304,11 @@ class SequenceCounts(Source):
         """Communicators in which the counts of two ranks contradict each other. O(ranks of communicators)."""
         for _, group in sorted(case.job.groups.items()):
             # Calls captured in a graph are counted on some ranks only (``ncclProfilerStartTaskEvents``, src/plugin/profiler.cc).
+            every = [own.sequence_numbers for own in group.views]
+            if every.count(every[0]) == len(every):
+                continue
             views = ((rank, own) for rank, (_, own) in group.members.items() if own.sequence_numbers and not own.captured_plans)
-            counts = {rank: own.sequence_numbers for rank, own in views}
-            first = next(iter(counts.values()), None)
-            ahead = _ahead(counts) if any(own != first for own in counts.values()) else {}
+            ahead = _ahead(counts := {rank: own.sequence_numbers for rank, own in views})
             if not ahead:
                 continue
             called = {

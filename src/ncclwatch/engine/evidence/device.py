@@ -35,17 +35,16 @@ class DeviceShim(Source):
 
     def complete(self, job: Job) -> None:
         """Give the communicators the connections whose two counters the shim has read; without a shim nothing changes."""
-        for group in job.groups.values():
+        for group in job.groups.values() if job.shims else ():
             for rank, ends in _connections(group).items():
                 member, own = group.members[rank]
                 group.members[rank] = (member, replace(own, host_connections=(*own.host_connections, *ends)))
 
     def facts(self, case: Case) -> Iterator[Fact]:
         """What each GPU has not ended, who waits for one that has not begun, and copies that do not come back. O(operations)."""
-        told = [(member, device) for member in case.job.members if (device := member.last.device) is not None]
-        for group in case.job.groups.values() if told else ():
+        for group in case.job.groups.values() if case.job.shims else ():
             yield from _waits(case.job, group)
-        for member, device in told:
+        for member, device in case.job.shims:
             for text in _unfinished(member, device) if not member.stopped else ():
                 yield Fact(FactKind.GPU_UNFINISHED, RankNode(member.index), describe=partial(str, f"{member.label}: {text}"))
             if device.copy_engine_silent and device.copy_pending_ns is not None:
@@ -55,11 +54,11 @@ class DeviceShim(Source):
 
     def coverage(self, case: Case) -> Iterator[str]:
         """What joins ranks that nothing but a shim could look into, and it did not."""
-        joined = case.job.joined.transports
+        joined = case.job.transports
         if Transport.P2P in joined and sees_everything(case.job):
             joined -= {Transport.P2P}
         yield from (text for transport, text in HIDDEN.items() if transport in joined)
-        if case.job.joined.multi_node:
+        if any(own.multi_node_nvlink for own in case.job.views):
             yield "NVLink between nodes (MNNVL): connections to other nodes are P2P as well; only launches are seen"
 
 
@@ -105,7 +104,7 @@ def told_of(member: Member, own: Communicator) -> DeviceCommunicator | None:
 def gpu_state(job: Job, member: Member, group_id: int) -> KernelState | None:
     """Where a rank's GPU is with the newest operations of a communicator; ``None``: unknown, as of a stopped process."""
     group = job.groups.get(group_id)
-    rank = group.rank_of(member) if group is not None else None
+    rank = group.ranks.get(member.index) if group is not None else None
     told = told_of(member, group.members[rank][1]) if group is not None and rank is not None and not member.stopped else None
     begun = [operation for operation in told.recent if operation.observed and operation.started] if told is not None else []
     if told is None or not begun:

@@ -7,7 +7,7 @@ operation. Of a ring that goes through the network as well proxies tell that.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,13 +32,14 @@ from ncclwatch.engine.evidence.base import (
     HiddenNode,
     LinkNode,
     Node,
+    Nodes,
     RankNode,
     Source,
     Strength,
     node_of,
 )
 from ncclwatch.engine.job import Group, Member
-from ncclwatch.engine.transfers import SHOWN, Column
+from ncclwatch.engine.transfers import SHOWN, Column, Compared
 from ncclwatch.model.state import Direction, HostConnection, Transport
 
 if TYPE_CHECKING:
@@ -59,32 +60,30 @@ class Proxies(Source):
 
     def facts(self, case: Case) -> Iterator[FactColumns[Fact]]:
         """Waits and stalls, in columns. O(transfers)."""
-        t, compared, target = case.transfers, case.transfers.compared, _targets(case)
+        t, compared, target = case.transfers, case.compared, _targets(case)
         stands = compared.showing(*Stall)
         for kind, chosen in ((FactKind.WAITS_FOR, ~stands), (FactKind.STANDS, stands)):
             places, rows = np.flatnonzero(chosen), compared.rows[chosen]
             groups = np.unique(t.group[rows[~t.point_to_point[rows]]]).tolist()
-            yield FactColumns(
-                kind, t.owner[rows], target[chosen], np.zeros(len(rows), np.bool_), partial(_fact, case, places, target),
-                frozenset(t.groups[place].id for place in groups),
-            )  # fmt: skip
+            make, certain = partial(_fact, compared, case.facts.nodes, places, target), np.zeros(len(rows), np.bool_)
+            collectives = frozenset(t.groups[place].id for place in groups)
+            yield FactColumns(kind, t.owner[rows], target[chosen], certain, make, collectives)
 
     def coverage(self, case: Case) -> Iterator[str]:
         """Operations that no proxy shows, or that it shows alone."""
-        yield from (text for transport, text in HIDDEN.items() if transport in case.job.joined.transports)
-        if case.job.joined.by_device:
+        yield from (text for transport, text in HIDDEN.items() if transport in case.job.transports)
+        if any(own.device_initiated for own in case.job.views):
             yield "operations that kernels start themselves (device API, GIN): neither calls nor proxy steps show them"
 
 
-def _fact(case: Case, places: Column, target: Column, number: int) -> Wait | StallMark:
-    """One of the facts of the proxies."""
-    place, compared = int(places[number]), case.transfers.compared
+def _fact(compared: Compared, nodes: Nodes, places: Column, target: Column, number: int) -> Wait | StallMark:
+    place = int(places[number])
     (end, other), shows = compared.ends(place), SHOWN[compared.shows[place]]
     if isinstance(shows, Stall):
         return edges.stalls_at(end, other, shows)
     return Wait(
-        subject=RankNode(end.member.index), object=case.facts.nodes.node(int(target[place])), why=shows, key=end.key, end=end,
-        other=other, describe=partial(edges.wait_text, case.job, end, other, shows),
+        subject=RankNode(end.member.index), object=nodes.node(int(target[place])), why=shows, key=end.key, end=end,
+        other=other, describe=partial(edges.wait_text, compared.transfers.job, end, other, shows),
     )  # fmt: skip
 
 
@@ -94,10 +93,10 @@ def _targets(case: Case) -> Column:
     Data that does not arrive says nothing about a link when the proxy at one of its ends stands still anyway: a request counts
     as handed to the network before the proxy has pushed all of it into the socket.
     """
-    job, t, compared = case.job, case.transfers, case.transfers.compared
+    job, t, compared = case.job, case.transfers, case.compared
     rows, stands, of_links = compared.rows, compared.showing(*Stall), compared.showing(*edges.OF_THE_LINK)
     target = np.where(of_links | stands, NOBODY, t.peer_index[rows])
-    idle = {member.index for member in job.members if member.halted}
+    idle = {member.index for member in job.halted}
     idle |= set(t.owner[rows[compared.showing(*edges.PROXY_STALLS)]].tolist())
     for place in np.flatnonzero((target < 0) & ~stands).tolist():
         row = int(rows[place])
@@ -127,15 +126,16 @@ class SharedMemory(Source):
 
     def coverage(self, case: Case) -> Iterator[str]:
         """That steps are all it sees."""
-        if Transport.SHM in case.job.joined.transports:
+        if Transport.SHM in case.job.transports:
             yield "shared-memory connections: steps are seen, the operation they belong to is not"
 
 
 class _Inside:
-    """The connections inside the nodes of one job."""
-
     def __init__(self, case: Case) -> None:
-        self.case, self.job, self.transfers, self.compared = case, case.job, case.transfers, case.transfers.compared
+        self.case, self.job, self.transfers, self.compared = case, case.job, case.transfers, case.compared
+        self._in_network = set(self.transfers.owner[self.compared.rows[~self.compared.showing(*Stall)]].tolist())
+        """Indices of the processes of which a wait is seen in the network."""
+        self._seen = any(own.host_connections for own in case.job.views)
         self._rings = cache(lambda number: rings_inside(case.job.groups[number]))
         self._empty: set[ConnectionKey] = set()
         """What is known to have been read to the end by who waits for more."""
@@ -143,13 +143,12 @@ class _Inside:
         """Indices of the processes of which a wait inside a node was found."""
 
     def facts(self) -> Iterator[Wait | StallMark]:
-        seen = self.job.joined.seen
-        alone = [*self._full_and_unread()] if seen else []
+        alone = [*self._full_and_unread()] if self._seen else []
         full, unread = [one for one in alone if isinstance(one, Wait)], [one for one in alone if isinstance(one, StallMark)]
         yield from full
         yield from unread
         self._found |= {wait.subject for wait in full if isinstance(wait.subject, RankNode)}
-        for row in self._receiving() if seen else ():
+        for row in self._receiving() if self._seen else ():
             yield from self._follow(self.transfers.group_of(row), int(self.transfers.channel[row]), int(self.transfers.rank[row]))
         for place in self._standing():
             yield from self._behind_stall(place)
@@ -160,12 +159,6 @@ class _Inside:
                 yield from self._follow(group, key.channel, key.destination)
         for mark in unread:
             yield from self._answer(mark.key) if mark.key.point_to_point else ()
-
-    @cached_property
-    def _in_network(self) -> set[int]:
-        """Indices of the processes of which a wait is seen in the network."""
-        waiting = self.transfers.owner[self.compared.rows[~self.compared.showing(*Stall)]]
-        return set(np.unique(waiting).tolist())
 
     def _full_and_unread(self) -> Iterator[Wait | StallMark]:
         for group in self.job.groups.values():
@@ -206,12 +199,12 @@ class _Inside:
 
     def _standing(self) -> list[int]:
         """GPUs that stand still in the network, behind which something inside their node may be found."""
-        t, compared, job = self.transfers, self.compared, self.job
+        t, compared = self.transfers, self.compared
         chosen = np.flatnonzero(compared.showing(*edges.GPU_STALLS) & ~t.point_to_point[compared.rows])
         rows = compared.rows[chosen]
         inside = [
             member.index
-            for group in (t.groups if job.joined.seen or job.joined.transports - OUTSIDE else ())
+            for group in (t.groups if self._seen or self.job.transports - OUTSIDE else ())
             for member, own in group.members.values()
             if own.host_connections or {link[3] for link in own.transports} - OUTSIDE
         ]

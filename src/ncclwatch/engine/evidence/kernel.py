@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode, Source, Strength
@@ -23,9 +24,8 @@ class Exits(Source):
 
     def facts(self, case: Case) -> Iterator[Fact]:
         """Processes that are stopped or have ended. O(processes)."""
-        for member in case.job.members:
-            if member.halted:
-                yield Fact(FactKind.HALTED, RankNode(member.index), describe=partial(_halted_text, member))
+        for member in case.job.halted:
+            yield Fact(FactKind.HALTED, RankNode(member.index), describe=partial(_halted_text, member))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ def _halted_text(member: Member) -> str:
     return f"{member.label} is {words.get(state, state)} (state {state}) in {len(same)} samples over {span:.1f} s"
 
 
+_CPU_LIMIT = attrgetter("cpu_limit")
 HELD_BACK = 0.25
 """Unit: part of a limit's periods; from it on a rank is held back. From: chosen, as what is held back in a quarter
 of them can lose a fifth of its speed and more.
@@ -79,7 +80,7 @@ def throttled_share(before: CpuLimit | None, after: CpuLimit | None) -> float | 
 
 def held_back(member: Member) -> float | None:
     """:func:`throttled_share` between the first and the last reading at hand of a process."""
-    known = [sample.cpu_limit for sample in member.samples if sample.cpu_limit is not None]
+    known = [*filter(None, map(_CPU_LIMIT, member.samples))]
     return throttled_share(known[0], known[-1]) if len(known) > 1 else None
 
 
@@ -95,7 +96,7 @@ class CpuLimits(Source):
         (Seen on Linux 6.18: for seven seconds no thread of a process with a fiftieth of a CPU got any, nor did a period end.)
         """
         for member in case.job.members:
-            known = [sample.cpu_limit for sample in member.samples if sample.cpu_limit is not None]
+            known = [*filter(None, map(_CPU_LIMIT, member.samples))]
             if not known or not (known[-1].periods and known[-1].throttled):
                 continue
             share, strength = held_back(member), Strength.PROVEN

@@ -270,13 +270,9 @@ class Cadences:
             if own.any():
                 self.of.setdefault(key, Cadence()).add(made[start:end][own])
 
-    def find(self, host: str, pid: int) -> Cadence | None:
-        """The cadence of a process."""
-        return self.of.find(host, pid)
-
     def of_members(self, job: Job) -> list[Cadence | None]:
         """The cadences of a job's processes, in their order."""
-        return [self.find(member.info.host, member.info.pid) for member in job.members]
+        return [self.of.find(member.info.host, member.info.pid) for member in job.members]
 
     def forget(self, host: str, pid: int) -> None:
         """Forget a process that is watched no longer: its pid may be another's by now."""

@@ -122,10 +122,6 @@ class IterationWatch:
         """The duration from which on an iteration is slow, seconds; infinite while nothing is usual."""
         return float(_edges(self.usual)[SLOW_FROM - 1]) if self.known else float("inf")
 
-    def began(self) -> float | None:
-        """When the oldest healthy iteration that is remembered began, seconds on the clock of the iterations."""
-        return self.healthy[0].begin if self.healthy else None
-
     def slow_down(self) -> SlowDown | None:
         """The slow-down that goes on now; ``None`` while the job runs as it did."""
         if self.slow is None:
@@ -216,5 +212,4 @@ def _edges(past: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _bins(durations: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Counts by bin."""
     return np.bincount(np.searchsorted(edges, durations), minlength=len(edges) + 1).astype(np.float64)

@@ -182,7 +182,7 @@ class _Told:
 
     def culprit(self, member: Member) -> Culprit:
         finding, group, awaited = self.finding, self.group, self.awaited
-        place = (group.rank_of(member), group.hash) if group is not None else None
+        place = (group.ranks.get(member.index), group.hash) if group is not None else None
         own = next((c for c in member.last.communicators if (c.rank, c.hash) == place), None)
         return Culprit(
             rank=member.rank, comm_rank=own.rank if own else None, host=member.info.host, pid=member.info.pid,

@@ -222,7 +222,7 @@ def read_kernels(job: Job, member: Member, order: CallOrder | None) -> Kernels:
     if not operations:
         return Kernels(place=(0, -1))
     found = Kernels()
-    own = {job.group_of[member.index, c.address]: c for c in member.last.communicators}
+    own = {job.number(member.index, c): c for c in member.last.communicators}
     known = [own.get(job.find_group(member, one.comm_address, one.comm_hash) or 0) for one in operations]
     places = [_places(communicator, one) for communicator, one in zip(known, operations, strict=True)]
     unfinished: dict[Place, set[int]] = defaultdict(set)

@@ -22,7 +22,7 @@ from ncclwatch.engine.conflicts import StageOf
 from ncclwatch.engine.connections import laggards
 from ncclwatch.engine.edges import PROXY_STALLS, Wait, Why
 from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, LinkNode, Node, RankNode
-from ncclwatch.engine.graph import Waits, victims_of
+from ncclwatch.engine.graph import Waits
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.slow.order import Kernels, OrderOf, awaited_inside, read_kernels
 from ncclwatch.gc_pause import collector_at_rest
@@ -142,12 +142,12 @@ def take_look(
         if is_proven(job, wait, near_s):
             edges.append(wait)
         else:
-            doubtful.add(wait.waiter)
+            doubtful.add(wait.subject)
     edges += awaited_inside(job, order_of) if order_of is not None else ()
     waits, inside = Waits(job, everything.nodes, edges, [everything.stalls]), case.amid
     # Ranks in a cycle hold each other up.
     sinks = [
-        (sink, victims_of([sink]) | {node.index for node in sink.nodes if sink.is_cycle and isinstance(node, RankNode)})
+        (sink, waits.victims([sink]) | {node.index for node in sink.nodes if sink.is_cycle and isinstance(node, RankNode)})
         for sink in waits.sinks if sink.waits or sink.inside
     ]  # fmt: skip
     reached = Counter(rank for _, ranks in sinks for rank in ranks)
@@ -156,7 +156,7 @@ def take_look(
         weight = sum(1.0 / reached[rank] for rank in ranks) / len(job.members) / len(sink.nodes)
         stalled, among = {RankNode(mark.member.index) for mark in sink.stalls if mark.stall in PROXY_STALLS}, defaultdict(list)
         for wait in (*sink.waits, *sink.inside):
-            among[wait.target].append(wait)
+            among[wait.object].append(wait)
         rest = sink.waits or sink.inside
         holds += [_hold(job, node, among[node] or rest, weight, stalled, inside) for node in sink.nodes if node not in doubtful]
     time, size = max(member.last.wall_ns for member in job.members) / 1e9, len(job.members)
@@ -177,10 +177,10 @@ def _activities(
 ) -> tuple[dict[ProcessKey, Activity], frozenset[ProcessKey]]:
     """What each rank does, and for whom that is only inferred."""
     waiting: dict[int, set[bool]] = defaultdict(set)  # for ranks (False), links (True)
-    awaited = {wait.target.index for wait in waits.waits if isinstance(wait.target, RankNode)}
+    awaited = {wait.object.index for wait in waits.waits if isinstance(wait.object, RankNode)}
     for wait in waits.waits:
-        if isinstance(wait.waiter, RankNode):
-            waiting[wait.waiter.index].add(isinstance(wait.target, LinkNode))
+        if isinstance(wait.subject, RankNode):
+            waiting[wait.subject.index].add(isinstance(wait.object, LinkNode))
     found: dict[ProcessKey, Activity] = {}
     inferred: set[ProcessKey] = set()
     for member in job.members:
@@ -274,12 +274,12 @@ def is_proven(job: Job, wait: Wait, near_s: float) -> bool:
     later really waited. One that was read earlier may have come in between, unless hardly any time lay between (``near_s``), or
     who waits had already waited at the look before.
     """
-    if isinstance(wait.target, LinkNode):
-        group, end = job.groups.get(wait.target.group_id), None
-        held = [group.members.get(rank) if group else None for rank in (wait.target.source, wait.target.destination)]
+    if isinstance(wait.object, LinkNode):
+        group, end = job.groups.get(wait.object.group_id), None
+        held = [group.members.get(rank) if group else None for rank in (wait.object.source, wait.object.destination)]
         first, then = (one[0] if one else None for one in held)
     else:
-        nodes, end = (wait.waiter, wait.target), wait.end
+        nodes, end = (wait.subject, wait.object), wait.end
         first, then = (job.member(node.index) if isinstance(node, RankNode) else None for node in nodes)
     if first is None or then is None or first is then:
         return True

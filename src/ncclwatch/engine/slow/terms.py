@@ -145,7 +145,6 @@ def measure(profile: Profile, context: Context) -> Terms:
 
 
 def _sum(values: Shares, members: Sequence[Sequence[int]]) -> Shares:
-    """The sum over the members of each candidate."""
     sizes = np.array([len(one) for one in members], np.int64)
     every = np.fromiter(chain.from_iterable(members), np.int64, int(sizes.sum()))
     return np.bincount(np.repeat(np.arange(len(sizes)), sizes), values[every], len(sizes)).astype(np.float64)

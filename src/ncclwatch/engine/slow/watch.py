@@ -221,9 +221,9 @@ class SlowWatch:
 
     def _follow_iterations(self, job: Job, watch: _JobWatch, heard_s: Mapping[str, float] | None = None) -> None:
         members = {(m.info.host, m.info.pid): m for m in job.members}
-        cadence = self.cadences.find(*watch.reference) if watch.reference in members else None
+        cadence = self.cadences.of.find(*watch.reference) if watch.reference in members else None
         if cadence is None or not cadence.iterations:
-            known = ((place, found) for place in members if (found := self.cadences.find(*place)) is not None)
+            known = ((place, found) for place in members if (found := self.cadences.of.find(*place)) is not None)
             begun = (one for one in known if len(one[1].iterations) >= 2)
             watch.reference, cadence = next(begun, (watch.reference, cadence))
         if cadence is None or cadence.is_beat or watch.reference is None:
@@ -253,7 +253,8 @@ class SlowWatch:
         looks = [look for look in watch.looks if since is None or look.time >= since]
         before = None
         if since is not None:
-            began = (watch.iterations.began() or 0.0) + watch.offset_s
+            healthy = watch.iterations.healthy
+            began = (healthy[0].begin if healthy else 0.0) + watch.offset_s
             before = add_up(_before(watch.looks, began, since), processes)
         profile = add_up(looks[-WINDOW_SAMPLES:], processes)
         context = self._context(job, watch, slow, topology, before)

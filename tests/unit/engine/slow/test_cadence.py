@@ -65,7 +65,7 @@ class TestCadence:
             [("train", 0.01)] * 6 + [("evaluation", 0.01)] * 2 + [("train", 0.01)] * 3 + [("pause", 5.0)] + [("train", 0.01)] * 3
         )
         feed(cadences, plan)
-        found = cadences.find("anywhere", 7)
+        found = cadences.of.find("anywhere", 7)
         assert found is not None and found.period.length == 18
         durations = [i.duration for i in found.iterations]
         assert np.median(durations) == pytest.approx(0.18, rel=0.01)
@@ -82,7 +82,7 @@ class TestCadence:
     def test_an_inner_loop_is_not_taken_for_an_iteration(self) -> None:
         cadences = Cadences()
         feed(cadences, [("train", 0.01)] * 12)
-        found = cadences.find("", 7)
+        found = cadences.of.find("", 7)
         assert found is not None and found.period.length == 18 and len(found.iterations) >= 8
 
     @pytest.mark.parametrize("micro_batches", [2, 4, 8])
@@ -126,9 +126,9 @@ class TestCadence:
         cadences = Cadences()
         feed(cadences, [("train", 0.01)] * 4)
         cadences.forget("host", 8)
-        assert cadences.find("host", 7) is not None and cadences.orders.find("host", 7) is not None
+        assert cadences.of.find("host", 7) is not None and cadences.orders.find("host", 7) is not None
         cadences.forget("host", 7)
-        assert cadences.find("host", 7) is None and cadences.orders.find("host", 7) is None
+        assert cadences.of.find("host", 7) is None and cadences.orders.find("host", 7) is None
 
     def test_order_of_calls_places_open_operations(self) -> None:
         cadences = Cadences()

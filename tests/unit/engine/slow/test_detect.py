@@ -218,14 +218,14 @@ def test_nothing_is_said_before_anything_is_usual() -> None:
     watch = watched([1.0] * (FEWEST_HEALTHY - 1))
     assert not watch.known and watch.limit() == float("inf") and watch.slow_down() is None
     assert watched([1.0] * FEWEST_HEALTHY).known
-    assert IterationWatch().duration is None and IterationWatch().began() is None
+    assert IterationWatch().duration is None and not IterationWatch().healthy
 
 
 def test_iterations_seen_before_count_once() -> None:
     watch = watched(QUIET)
     seen = list(watch.healthy)
     watch.feed(seen)
-    assert list(watch.healthy) == seen and watch.began() == BEGAN
+    assert list(watch.healthy) == seen and watch.healthy[0].begin == BEGAN
 
 
 # --- the test itself -----------------------------------------------------------------------------------------------------

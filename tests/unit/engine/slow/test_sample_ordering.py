@@ -49,11 +49,11 @@ def test_who_already_waited_at_the_look_before_waits_though_read_later() -> None
     waiter = Rank(1, 2, (communicator(1, 2),), (recv(0, posted=12, **idle),))
     later = [replace(one, wall_ns=one.wall_ns + SECOND // 2) for one in waiter.looks()]
     (job,) = assemble([target.looks(), later])
-    (starves,) = [one for one in Case(job).waits.waits if one.waiter == RankNode(job.members[1].index)]
+    (starves,) = [one for one in Case(job).waits.waits if one.subject == RankNode(job.members[1].index)]
     assert is_proven(job, starves, near_s=0.02)
     came = [replace(later[0], operations=()), later[1]]
     (job,) = assemble([target.looks(), came])
-    (starves,) = [one for one in Case(job).waits.waits if one.waiter == RankNode(job.members[1].index)]
+    (starves,) = [one for one in Case(job).waits.waits if one.subject == RankNode(job.members[1].index)]
     assert not is_proven(job, starves, near_s=0.02), "it may have come since"
 
 

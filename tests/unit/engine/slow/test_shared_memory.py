@@ -68,9 +68,9 @@ def lagging(job: Job) -> Iterable[Wait]:
 def ends_of_waits(waits: Iterable[Wait]) -> set[tuple[int, int]]:
     """(who waits, for whom), by rank."""
     return {
-        (wait.waiter.index, wait.target.index)
+        (wait.subject.index, wait.object.index)
         for wait in waits
-        if isinstance(wait.waiter, RankNode) and isinstance(wait.target, RankNode)
+        if isinstance(wait.subject, RankNode) and isinstance(wait.object, RankNode)
     }
 
 
