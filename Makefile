@@ -108,18 +108,18 @@ demo: setup-demo
 fleet: setup-demo $(CACHE)/stamps/fleet-packages
 	@$(PYTHON) scripts/show_fleet.py --nccl $(DEMO_NCCL) $(if $(ONCE),--once)
 
-# Tests on real jobs mostly wait: lint, types, unit tests, the tests of the testbed itself and a few more that measure no time run
-# beside them, and tell what they found at the end. What needs no real job gets what the real jobs leave of the CPUs, so that these
-# hardly notice it. The guest takes all there is: it comes last, when they are done.
-WHEN_IDLE := chrt --idle 0
-MORE := $(wildcard tests/fleet tests/testbed/test_testbed_*.py) tests/testbed/test_conflicts_live.py tests/testbed/test_diagnose_job.py
-BESIDE := tests/unit $(MORE)
-MAIN_CACHE := $(CACHE)/pytest-main
+# Tests on real jobs, and of servers and browsers, mostly wait: so many at a time, a file's one after the other. Those marked `quiet`
+# measure time or take much of the machine: they come behind, one at a time; last the guest, which takes all there is.
+LANES := 2
 # What takes long and has a shorter test beside it is left to `make test-all`.
-SHORT := $(if $(NCCLWATCH_ALL),,-m "not long")
-MAIN := -m pytest tests $(SHORT) $(BESIDE:%=--ignore=%) -o cache_dir=$(CURDIR)/$(MAIN_CACHE)
-# What fails runs once more: among real jobs when nothing runs beside it, of unit tests at the usual priority. A fault fails again.
-# What passes then is named, and is to be looked into: it depends on the load. More than a few are no accident.
+SHORT := $(if $(NCCLWATCH_ALL),, and not long)
+LANES_CACHE := $(CACHE)/pytest-lanes
+IN_LANES := -m pytest tests --ignore=tests/unit -m "not (quiet or vm or gpu)$(SHORT)" -o cache_dir=$(CURDIR)/$(LANES_CACHE)
+ALONE_CACHE := $(CACHE)/pytest-alone
+ALONE := -m pytest tests --ignore=tests/unit -m "(quiet or vm or gpu)$(SHORT)" -o cache_dir=$(CURDIR)/$(ALONE_CACHE)
+SLOWEST := --durations=30 --durations-min=5
+# What fails runs once more, when nothing runs beside it. A fault fails again. What passes then is named, and is to be looked into: it
+# depends on the load. More than a few are no accident.
 # $(1): variable of the shell with the exit status; $(2): pytest's arguments; $(3): its cache.
 FEW := 4
 define once_more
@@ -129,27 +129,27 @@ if [ $$$(1) -eq 1 ] && few=$$(grep -c '::' $(3)/v/cache/lastfailed) && [ $$few -
 fi
 endef
 test: setup
-	@echo "==> tests on real jobs and in the guest; beside them lint, types, unit tests and others that measure no time, whose output follows"
-	@rm -rf $(MAIN_CACHE); \
+	@echo "==> tests on real jobs and in the guest; beside them lint, types and unit tests, whose output follows"
+	@rm -rf $(LANES_CACHE) $(ALONE_CACHE); \
 	$(MAKE) -s beside >$(CACHE)/beside.log 2>&1 & beside=$$!; \
 	export NCCLWATCH_REQUIRE_VM=$${NCCLWATCH_REQUIRE_VM-$(if $(CI),1)}; \
-	main=0; NCCLWATCH_BESIDE=$$beside $(PYTHON) $(MAIN) --durations=30 --durations-min=5 || main=$$?; \
-	other=0; wait $$beside || other=$$?; more=$$(cat $(MORE_STATUS)) || more=2; \
-	echo "==> lint, types, unit tests and others that measure no time"; cat $(CACHE)/beside.log; \
-	$(call once_more,main,$(MAIN),$(MAIN_CACHE)); \
-	$(call once_more,more,$(MORE_TESTS),$(MORE_CACHE)); \
-	[ $$main -eq 0 ] && [ $$more -eq 0 ] && [ $$other -eq 0 ]
+	lanes=0; $(PYTHON) $(IN_LANES) -n $(LANES) --dist loadfile $(SLOWEST) || lanes=$$?; \
+	alone=0; NCCLWATCH_BESIDE=$$beside $(PYTHON) $(ALONE) $(SLOWEST) || alone=$$?; \
+	other=0; wait $$beside || other=$$?; \
+	echo "==> lint, types and unit tests"; cat $(CACHE)/beside.log; \
+	$(call once_more,lanes,$(IN_LANES),$(LANES_CACHE)); \
+	$(call once_more,alone,$(ALONE),$(ALONE_CACHE)); \
+	[ $$lanes -eq 0 ] && [ $$alone -eq 0 ] && [ $$other -eq 0 ]
 
 UNIT_CACHE := $(CACHE)/pytest-unit
-# Two processes take what the real jobs leave of two cores; a file's tests stay in one, since they share what is costly to make.
-UNIT := -m pytest tests/unit -n 2 --dist loadfile -o cache_dir=$(CURDIR)/$(UNIT_CACHE)
-MORE_CACHE := $(CACHE)/pytest-more
-MORE_STATUS := $(CACHE)/more.status
-MORE_TESTS := -m pytest $(SHORT) $(MORE) -o cache_dir=$(CURDIR)/$(MORE_CACHE)
+UNIT := -m pytest tests/unit $(if $(NCCLWATCH_ALL),,-m "not long") -o cache_dir=$(CURDIR)/$(UNIT_CACHE)
+# Two processes; a file's tests stay in one, since they share what is costly to make.
+UNIT_SPREAD := -n 2 --dist loadfile
+# What needs no real job gets what the real jobs leave of the CPUs, so that these hardly notice it.
+WHEN_IDLE := chrt --idle 0
 beside:
 	@failed=0; $(WHEN_IDLE) $(MAKE) -s lint || failed=1; \
-	rm -rf $(MORE_CACHE) $(MORE_STATUS); more=0; $(PYTHON) $(MORE_TESTS) || more=$$?; echo $$more >$(MORE_STATUS); \
-	rm -rf $(UNIT_CACHE); unit=0; $(WHEN_IDLE) $(PYTHON) $(UNIT) || unit=$$?; \
+	rm -rf $(UNIT_CACHE); unit=0; $(WHEN_IDLE) $(PYTHON) $(UNIT) $(UNIT_SPREAD) || unit=$$?; \
 	$(call once_more,unit,$(UNIT),$(UNIT_CACHE)); \
 	[ $$failed -eq 0 ] && [ $$unit -eq 0 ]
 
@@ -167,7 +167,7 @@ lint:
 
 # Single layers, for working on one of them.
 unit:
-	@$(PYTHON) $(UNIT)
+	@$(PYTHON) $(UNIT) $(UNIT_SPREAD)
 attach:
 	@$(PYTHON) -m pytest tests/testbed
 vm:

@@ -7,6 +7,7 @@ A test on real NCCL that is written for several releases runs with one of them, 
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections import defaultdict
@@ -15,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from ncclwatch.gc_pause import collector_at_rest
 from releases import ALL_VARIABLE, other_releases
 
 LAYERS = {
@@ -27,6 +29,17 @@ LAYERS = {
 PHASES = ("setup", "call", "teardown")
 BESIDE_VARIABLE = "NCCLWATCH_BESIDE"
 """Holds the pid of the tests that `make test` runs beside these."""
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is loaded for all tests stays: the collector of garbage would walk it half of the time that loading takes, and again
+    and again in every test.
+    """
+    with collector_at_rest():
+        yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)

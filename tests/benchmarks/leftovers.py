@@ -22,7 +22,7 @@ from ncclwatch.target.memory import LiveReader
 _SYS_BPF = 321
 _NEXT_ID = {"prog": 11, "map": 12, "link": 31}
 """``BPF_PROG_GET_NEXT_ID``, ``BPF_MAP_GET_NEXT_ID``, ``BPF_LINK_GET_NEXT_ID`` (include/uapi/linux/bpf.h)."""
-_GONE_S = 5.0
+_GONE_S = 30.0
 """The kernel frees BPF objects after a grace period; a busy machine takes its time."""
 
 _libc = ctypes.CDLL(None, use_errno=True)

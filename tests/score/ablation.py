@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.engine import diagnose as diagnosis
 from ncclwatch.engine.case import Case, Known
 from ncclwatch.engine.job import Job, Member
@@ -151,13 +152,18 @@ def of_recording(path: Path, costs: Mapping[str, Cost], most: int) -> None:
         whole = timeline_of(batches, kept.since)
     usual = wrongs(kept, whole)
     for rule in _replayed(name, screen, costs, most):
-        with table(without(rule)):
-            try:
-                found = wrongs(kept, timeline_of(batches, kept.since))
-            except AssertionError:
-                found = {NO_VERDICT: ""}
-        if new := sorted(found.keys() - usual.keys()):
+        if new := wrong_without(rule, kept, batches, usual):
             costs[rule].wrong[name] = ", ".join(new)
+
+
+def wrong_without(rule: str, kept: Kept, batches: Sequence[NodeBatch], usual: Mapping[str, str]) -> list[str]:
+    """What is wrong with a recording's timeline without a rule that is not with it (``usual``)."""
+    with table(without(rule)):
+        try:
+            found = wrongs(kept, timeline_of(batches, kept.since))
+        except AssertionError:
+            found = {NO_VERDICT: ""}
+    return sorted(found.keys() - usual.keys())
 
 
 def of_scenario(scenario: Scenario, costs: Mapping[str, Cost], most: int) -> bool:
@@ -195,9 +201,9 @@ def fails_without(rule: str, case: str) -> bool:
     """Whether a case (recording, scenario or test, as ``unit.engine.test_rules`` names it) is judged wrongly without a rule."""
     name = Path(case).name
     if "fixtures" in case:
-        costs: dict[str, Cost] = defaultdict(Cost)
-        of_recording(next(path for path in recordings_in(JOBS) if name_of(path) == name), costs, most=1)
-        return bool(costs[rule].wrong)
+        path = next(path for path in recordings_in(JOBS) if name_of(path) == name)
+        kept, batches = Kept.load(path), batches_of(path)
+        return bool(wrong_without(rule, kept, batches, wrongs(kept, timeline_of(batches, kept.since))))
     if "scenarios" in case:
         with table(without(rule)):
             try:

@@ -192,11 +192,11 @@ def compare(topology: Topology, layout: Layout) -> tuple[str, str]:
 
 def _count_stages(told: Sequence[Told], timeline: Timeline, outcome: Outcome) -> None:
     """Compare the place of every call that was given one with what the program did there."""
-    labels = {}
+    labels: dict[tuple[int, ...], str] = {}
     for block, events in call_events(timeline, Cast(timeline.scenario)):
         mixed = len({t.forward for t in block.transfers}) > 1
-        for event in events:
-            labels[int(event["pid"]), int(event["time_ns"]), int(event["comm"])] = "" if mixed else block.label
+        calls = zip(*(events[name].tolist() for name in ("pid", "time_ns", "comm")), strict=True)
+        labels.update(dict.fromkeys(calls, "" if mixed else block.label))
     for event, stage in told:
         label = labels.get((int(event["pid"]), int(event["time_ns"]), int(event["comm"])))
         if label and stage is not None:

@@ -75,7 +75,7 @@ def test_what_a_rank_does_instead_is_the_cause(tmp_path: Path, fault: str) -> No
         strike(tmp_path / "fault")
         # A thread that wants the GIL wakes every 5 ms, if the machine lets it: one look in several must see it.
         for _ in range(6 if fault == "gil" else 1):
-            verdict = json.loads(run("diagnose", "--json", "--wait", "20", *pids(running)).stdout)
+            verdict = json.loads(run("diagnose", "--json", *pids(running)).stdout)
             if doing in verdict["culprits"][0]["doing"]:
                 break
         check(verdict, row)
@@ -104,6 +104,7 @@ def bind(running: Job, ranks: Sequence[int], cpu: int) -> None:
             os.sched_setaffinity(int(thread.name), {cpu})
 
 
+@pytest.mark.quiet
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors, of which one can be left to others")
 @pytest.mark.parametrize(("victims", "transport", "hosts"), FEW_CPUS.values(), ids=FEW_CPUS)
 def test_fewer_cpus_are_the_cause_of_slow_ranks(
@@ -128,6 +129,7 @@ def test_fewer_cpus_are_the_cause_of_slow_ranks(
     assert any("CPUs it may use: 1; of most peers" in line for line in found["differences"]), found
 
 
+@pytest.mark.quiet
 @pytest.mark.skipif(not can_limit(), reason="needs root and a cgroup hierarchy with a processor controller")
 def test_a_cpu_limit_is_the_cause_of_a_slow_rank() -> None:
     """The limit of the control group that it has been in all the time, as a container is: told by name, with what to raise."""

@@ -21,7 +21,7 @@ from testbed.cpu_share import CpuShare, can_limit
 from testbed.job import Job
 from testbed.play import Play
 
-pytestmark = [pytest.mark.attach, pytest.mark.quiet]
+pytestmark = pytest.mark.attach
 
 LENGTH = 8
 """Iterations that a fault lasts, and at least that many clean ones between two faults."""
@@ -61,6 +61,7 @@ def durations(job: Job, rank: int = 0) -> NDArray[np.float64]:
 
 
 @pytest.mark.long
+@pytest.mark.quiet
 def test_every_slow_fault_costs_more_than_five_times_the_spread() -> None:
     """Other work on the machine widens the spread of the clean iterations: then the job runs again, at most three times."""
     for _ in range(3):
@@ -94,6 +95,7 @@ def faults_that_do_not_show() -> list[object]:
     ]
 
 
+@pytest.mark.quiet
 @pytest.mark.skipif(not can_limit(), reason="needs root and a cgroup hierarchy with a processor controller")
 @pytest.mark.parametrize("ranks", [(1,), (0, 1)], ids=["one rank", "the ranks of a host"])
 def test_a_limited_processor_costs_more_than_five_times_the_spread(ranks: tuple[int, ...]) -> None:
@@ -109,6 +111,7 @@ def test_a_limited_processor_costs_more_than_five_times_the_spread(ranks: tuple[
     assert np.median(limited) > np.median(clean) + TIMES_THE_SPREAD * spread(clean), (limited, clean)
 
 
+@pytest.mark.quiet
 def test_a_rank_bound_to_a_loaded_processor() -> None:
     """Affinity alone takes nothing from a rank that mostly sleeps: its one processor has to have other work."""
     faults = ["--fault", "one_cpu:rank=1,at=25", "--fault", "load:rank=1,at=25,threads=6"]
@@ -147,6 +150,7 @@ def test_a_stopped_rank_holds_up_all_and_lets_them_go_on() -> None:
         assert max(durations(job)[len(clean) :]) > 1.5
 
 
+@pytest.mark.quiet
 def test_a_pair_of_faults_shows_twice() -> None:
     """A slow GPU first, then another rank that is stopped as it comes to its gradients."""
     data = {

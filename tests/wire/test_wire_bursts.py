@@ -17,7 +17,7 @@ from ncclwatch.wire.prices import hits_by_thread, measure_costs
 from ncclwatch.wire.session import VerbsUser, WireSession
 from wire.standin import load, load_under
 
-pytestmark = pytest.mark.attach
+pytestmark = [pytest.mark.attach, pytest.mark.quiet]
 
 
 def test_a_hit_costs_something_and_single_steps_cost_more(wire_kernel: WireKernel) -> None:

@@ -22,7 +22,7 @@ from ncclwatch.wire.orders import Order, Owner, User
 from ncclwatch.wire.process import WireProcess
 from wire.standin import Load, load
 
-pytestmark = pytest.mark.attach
+pytestmark = [pytest.mark.attach, pytest.mark.quiet]
 
 PROGRAM = """
 from ncclwatch.wire import child, session

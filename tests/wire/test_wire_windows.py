@@ -19,7 +19,7 @@ from ncclwatch.wire.orders import Order, Owner, Owners, Report
 from ncclwatch.wire.session import VerbsUser, WireSession
 from wire.standin import Load, load
 
-pytestmark = pytest.mark.attach
+pytestmark = [pytest.mark.attach, pytest.mark.quiet]
 
 RATE, SIZE = 2_000, 65_536
 

@@ -37,6 +37,7 @@ _FUNCTIONS = {
 }
 _DATATYPES = {1: 0, 2: 6, 4: 7, 8: 8}
 """Element bytes to ``ncclDataType_t``: int8, float16, float32, float64."""
+_OPAQUE = np.dtype((np.void, EVENT_DTYPE.itemsize))
 
 
 def call_events(timeline: Timeline, cast: Cast) -> Iterator[tuple[Block, Events]]:
@@ -79,6 +80,11 @@ def _block_events(block: Block, cast: Cast) -> Events:
     return _group(base, peers)
 
 
+def _joined(parts: Sequence[Events]) -> Events:
+    """One array of many: as bytes, since of records NumPy would compare every field of every part."""
+    return np.concatenate([part.view(_OPAQUE) for part in parts]).view(EVENT_DTYPE)
+
+
 def _ask(rows: Events, own: Calling, nranks: int) -> None:
     """Fill in what was asked for; NCCL's callers count elements of one rank for AllGather (sent) and ReduceScatter (received)."""
     whole = own.function in ("AllReduce", "SendRecv")
@@ -98,7 +104,7 @@ def _group(base: Events, peers: Sequence[tuple[Function, int]]) -> Events:
             for name in ("comm", "comm_hash", "op_count", "count", "flags"):
                 part[name] = 0
         parts.append(part)
-    return np.concatenate(parts)
+    return _joined(parts)
 
 
 def _init_events(timeline: Timeline, cast: Cast) -> dict[str, list[Events]]:
@@ -179,14 +185,18 @@ class Observer:
             for part in parts:
                 rows[host].append(part)
                 true[host].append(np.full(len(part), 0.2 * self.timeline.scenario.network.init_s))
+        called, made = [], []
         for block, events in call_events(self.timeline, self.cast):
-            called = block.called[events["pid"].astype(np.int64) - 10_000 - int(block.ranks[0])]
-            nodes = (events["pid"].astype(np.int64) - 10_000) // self.timeline.scenario.layout.ranks_per_node
+            called.append(block.called[events["pid"].astype(np.int64) - 10_000 - int(block.ranks[0])])
+            made.append(events)
+        if made:
+            every, times = _joined(made), np.concatenate(called)
+            nodes = (every["pid"].astype(np.int64) - 10_000) // self.timeline.scenario.layout.ranks_per_node
             for node in np.unique(nodes):
-                rows[f"{HOST_PREFIX}{node}"].append(events[nodes == node])
-                true[f"{HOST_PREFIX}{node}"].append(called[nodes == node])
+                rows[f"{HOST_PREFIX}{node}"].append(every[nodes == node])
+                true[f"{HOST_PREFIX}{node}"].append(times[nodes == node])
         for host, parts in rows.items():
-            events, times = np.concatenate(parts), np.concatenate(true[host])
+            events, times = _joined(parts), np.concatenate(true[host])
             kept = self._rng.random(len(events)) >= observe.loss
             late = (self._rng.random(len(events)) < observe.late_fraction) * observe.late_ms / 1e3
             arrival = times + late

@@ -96,13 +96,9 @@ class Timeline:
     @property
     def end(self) -> float:
         """The last moment at which anything happened."""
-        latest = self.first_iteration_s
-        for block in self.blocks:
-            for times in (block.called, block.finished):
-                finite = times[np.isfinite(times)]
-                if finite.size:
-                    latest = max(latest, float(finite.max()))
-        return latest
+        times = np.array([self.first_iteration_s])
+        times = np.concatenate([times, *(times for block in self.blocks for times in (block.called, block.finished))])
+        return float(times[np.isfinite(times)].max())
 
     def open_at(self, time: float) -> Iterator[Block]:
         """Blocks in which some rank has called and not finished by ``time``, in program order."""
