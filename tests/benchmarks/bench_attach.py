@@ -18,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from testbed.job import Job
+from testbed.watcher import pids
 
 NCCLWATCH = [sys.executable, "-m", "ncclwatch"]
 IDLE_S = 30.0
@@ -37,7 +38,7 @@ def command_time(what: str, *arguments: str, repeat: int = 5) -> None:
 
 def attach(job: Job, *arguments: str) -> tuple[subprocess.Popen[str], float]:
     begun = time.perf_counter()
-    command = [*NCCLWATCH, "attach", "--json", *arguments, "--pid", ",".join(map(str, job.pids))]
+    command = [*NCCLWATCH, "attach", "--json", *arguments, *pids(job)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True), begun
 
 

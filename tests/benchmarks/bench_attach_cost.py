@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from testbed.job import Job
+from testbed.watcher import pids
 
 NCCLWATCH = [sys.executable, "-m", "ncclwatch"]
 SIZES = {"4 KiB": 1 << 12, "256 KiB": 1 << 18, "4 MiB": 1 << 22}
@@ -68,7 +69,7 @@ def span(job: Job, seconds: float) -> NDArray[np.float64]:
 
 def attached_span(job: Job, seconds: float, arguments: Sequence[str]) -> NDArray[np.float64]:
     """The same with the agent, from when it has attached."""
-    command = [*NCCLWATCH, "attach", "--json", *arguments, "--pid", ",".join(map(str, job.pids))]
+    command = [*NCCLWATCH, "attach", "--json", *arguments, *pids(job)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
         assert agent.stdout is not None
         first = agent.stdout.readline()

@@ -385,8 +385,8 @@ class Run:
         """What was seen."""
         for name in self.processes:
             lines = (self.folder / f"{name}.log").read_bytes().splitlines()
-            counts = [json.loads(line) for line in lines if b'"counts"' in line and line.endswith(b"}")]
-            print(name, counts[-1]["counts"] if counts else "said nothing of what it heard")
+            heard = [json.loads(line) for line in lines if b'"traffic"' in line and line.endswith(b"}")]
+            print(name, heard[-1].get("counts", heard[-1]) if heard else "said nothing of what it heard")
         for record in records(bus):
             verdict = record.verdict or {}
             print(f"{record.at_ns / 1e9:.1f} {record.job} {record.type} {verdict.get('class', '')} {verdict.get('summary', '')}")

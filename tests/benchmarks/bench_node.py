@@ -35,6 +35,7 @@ from testbed.calls.harness import STUB_OFFSETS, Caller, build_stub, compilation
 from testbed.job import Job, die_with_parent
 from testbed.multi_gpu import multi_gpu
 from testbed.sidecar import Daemon, daemon, free_port
+from testbed.watcher import pids
 from unit.synthetic import process
 
 CASES = ("rate", "gpus", "neighbours", "calls")
@@ -89,11 +90,11 @@ class Watch:
                 agent.wait_line("watching ")
                 processes = int((re.findall(r"watching (\d+) processes", agent.text) or ["0"])[0])
                 time.sleep(SETTLE_S)
-                pids = agent.child.pid, self._engine.child.pid
-                begun, spent = time.monotonic(), [cpu_s(pid) for pid in pids]
+                both = agent.child.pid, self._engine.child.pid
+                begun, spent = time.monotonic(), [cpu_s(pid) for pid in both]
                 rate = pace_of(subject, self._seconds)
                 wall = time.monotonic() - begun
-                agent_share, engine_share = ((cpu_s(pid) - cpu) / wall for pid, cpu in zip(pids, spent, strict=True))
+                agent_share, engine_share = ((cpu_s(pid) - cpu) / wall for pid, cpu in zip(both, spent, strict=True))
                 memory = rss_mib(agent.child.pid)
             time.sleep(SETTLE_S)
         return Span(rate, agent_share, engine_share, memory, processes, self._lost() - before)
@@ -124,7 +125,7 @@ def of_job(job: Job, watch: Sequence[str] = ()) -> Subject:
     def ends() -> list[float]:
         return [float(line.split()[5]) for line in job.lines(0) if line.startswith("iteration ")]
 
-    return Subject(job.ranks, ends, watch or ("--pid", ",".join(map(str, job.pids))))
+    return Subject(job.ranks, ends, watch or tuple(pids(job)))
 
 
 def rate(options: argparse.Namespace) -> Iterator[tuple[str, ...]]:

@@ -15,6 +15,7 @@ import pytest
 from ncclwatch.paths.pins import Connect, Listen, plan_text
 from testbed.job import Job
 from testbed.spines import LEAVES, Spines
+from testbed.watcher import pids
 
 PORTS = "26000,26001"
 ME = [sys.executable, "-m", "ncclwatch"]
@@ -35,7 +36,7 @@ def ncclwatch(*words: str, fabric: Spines | None = None, leaf: int = 0) -> str:
 
 
 def map_to(path: Path, job: Job) -> None:
-    path.write_text(ncclwatch("paths", "--json", "--pid", ",".join(map(str, job.pids)), "--duration", "1"))
+    path.write_text(ncclwatch("paths", "--json", *pids(job), "--duration", "1"))
 
 
 def as_flow(fabric: Spines, leaf: int, channel: int) -> dict[str, Any]:
@@ -81,9 +82,8 @@ def seconds_each(job: Job) -> float:
 
 def flow_map_of(job: Job) -> dict[tuple[int, int], tuple[int, int]]:
     """(rank, channel) → (port, source port), as ``ncclwatch paths`` shows them."""
-    pids = ",".join(map(str, job.pids))
     run = subprocess.run(
-        [sys.executable, "-m", "ncclwatch", "paths", "--json", "--pid", pids, "--duration", "1"],
+        [sys.executable, "-m", "ncclwatch", "paths", "--json", *pids(job), "--duration", "1"],
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     flows: list[dict[str, Any]] = json.loads(run.stdout)["flows"]

@@ -14,6 +14,7 @@ from benchmarks.attach_detach import run
 from benchmarks.leftovers import Leftovers, breakpoints, held_objects, own_library, own_temporary_folder
 from ncclwatch.collect.node import NodeCollector
 from testbed.job import Job, library
+from testbed.watcher import pids
 
 pytestmark = pytest.mark.attach
 
@@ -46,7 +47,7 @@ def test_a_command_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     env = own_library(library("2.27.5"), tmp_path)
     with own_temporary_folder(), Job(ranks=2, count=1 << 10, verify=True, extra=("--pause-us", "2000"), env=env) as job:
         left = Leftovers(job.pids)
-        words = ["attach", "--json", "--pid", ",".join(map(str, job.pids))]
+        words = ["attach", "--json", *pids(job)]
         with subprocess.Popen([sys.executable, "-m", "ncclwatch", *words], stdout=subprocess.PIPE) as child:
             assert child.stdout is not None
             while not breakpoints(job.pids[0]):

@@ -11,6 +11,7 @@ import pytest
 from testbed.job import Job
 from testbed.memory_limit import memory_cgroup
 from testbed.sidecar import daemon
+from testbed.watcher import pids
 
 pytestmark = pytest.mark.attach
 
@@ -21,7 +22,7 @@ GROW = f"import sys, time; sys.stdin.read(1); bytearray({LIMIT}); time.sleep(30)
 def test_a_rank_that_was_killed_for_want_of_memory() -> None:
     with Job(ranks=4, count=1 << 12, extra=("--pause-us", "20000")) as job:
         victim = job.pids[2]
-        with daemon("attach", "--pid", ",".join(map(str, job.pids)), "--plain") as attached:
+        with daemon("attach", *pids(job), "--plain") as attached:
             attached.wait_line("4 ranks:")
             # Who fills the cgroup is another; whom the kernel picks there is the rank.
             greedy = subprocess.Popen([sys.executable, "-c", GROW], stdin=subprocess.PIPE, text=True)

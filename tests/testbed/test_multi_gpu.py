@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from testbed.multi_gpu import multi_gpu
-from testbed.watcher import live, run
+from testbed.watcher import live, pids, run
 
 pytestmark = pytest.mark.attach
 
@@ -22,7 +22,7 @@ PROCESSES, GPUS = 2, 2
 def test_the_gpu_that_does_not_take_part_is_named(tmp_path: Path, version: str, way: str, absent: int) -> None:
     with multi_gpu(tmp_path, version, way, processes=PROCESSES, gpus=GPUS, absent=absent, before=5) as job:
         job.wait_for(4, stuck=True)
-        said = run("diagnose", "--json", "--pid", ",".join(map(str, job.pids))).stdout
+        said = run("diagnose", "--json", *pids(job)).stdout
         verdict = json.loads(said)
         assert verdict["class"] == "not-entered", said
         assert [(c["rank"], c["pid"], c["gpu"]) for c in verdict["culprits"]] == [
@@ -34,7 +34,7 @@ def test_the_gpu_that_does_not_take_part_is_named(tmp_path: Path, version: str, 
 def test_attach_shows_every_gpu_as_a_rank(tmp_path: Path) -> None:
     with multi_gpu(tmp_path, "2.27.5", "group", processes=PROCESSES, gpus=GPUS) as job:
         job.wait_for(3)
-        with live("--pid", ",".join(map(str, job.pids))) as watcher:
+        with live(*pids(job)) as watcher:
             for rank in range(PROCESSES * GPUS):
                 told = watcher.wait_for("rank", rank=rank, count=3)
                 assert (told["pid"], told["gpu"]) == (job.pids[rank // GPUS], rank % GPUS)

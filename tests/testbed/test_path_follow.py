@@ -13,6 +13,7 @@ import pytest
 from testbed.job import available
 from testbed.path_jobs import COUNT, ME, RATIO, as_flow, ask, hop, map_to, ncclwatch, seconds_each
 from testbed.spines import LEAVES, Spines
+from testbed.watcher import pids
 
 pytestmark = [
     pytest.mark.attach,
@@ -42,7 +43,7 @@ def test_a_spine_dies_under_a_job_that_follows_a_plan(fabric: Spines, library: s
             )
             for leaf in range(LEAVES)
         ]  # fmt: skip
-        watch = [*ME, "record", "--pid", ",".join(map(str, job.pids)), "-o", str(recording)]
+        watch = [*ME, "record", *pids(job), "-o", str(recording)]
         recorder = None
         try:
             first = [json.loads(keeper.stdout.readline()) for keeper in keepers if keeper.stdout]

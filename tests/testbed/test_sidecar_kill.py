@@ -16,6 +16,7 @@ import pytest
 
 from testbed.job import Job
 from testbed.sidecar import Daemon, daemon, free_port, make_keys, verdicts
+from testbed.watcher import pids
 
 pytestmark = pytest.mark.attach
 
@@ -51,8 +52,7 @@ def test_whoever_is_killed_the_job_never_notices_and_nothing_is_lost_in_silence(
             "--engine",
             address,
             *secret,
-            "--pid",
-            ",".join(map(str, job.pids)),
+            *pids(job),
             "--spool",
             str(tmp_path / "s"),
         )
@@ -104,7 +104,7 @@ def test_without_an_engine_an_agent_waits_and_sends_all_of_it_later(tmp_path: Pa
     extra = ("--pause-us", "20000", "--gate")
     with Job(ranks=2, count=1 << 12, hold=True, iterations=200, extra=extra, wait_for="nothing") as job:
         job.wait_gate()
-        words = ("--pid", ",".join(map(str, job.pids)), "--spool", str(tmp_path / "s"))
+        words = (*pids(job), "--spool", str(tmp_path / "s"))
         with daemon("agent", "--engine", address, *words) as agent:
             agent.wait_line("watching 2 processes")
             job.open_gate()

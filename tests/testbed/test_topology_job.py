@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from testbed.job import Job, available
+from testbed.watcher import pids
 
 NCCL = "2.27.5"
 
@@ -25,7 +26,7 @@ def said_by(*words: str) -> Any:
 def test_groups_and_iteration_of_a_training_job() -> None:
     options = ["--tp", "2", "--pp", "2", "--micro-batches", "4", "--forward-us", "2000"]
     with Job(NCCL, 4, "training", count=4096, extra=options) as job:
-        (said,) = said_by("topology", "--pid", ",".join(str(pid) for pid in job.pids))["jobs"]
+        (said,) = said_by("topology", *pids(job))["jobs"]
     assert said["layout"] == {"tp": 2, "pp": 2, "dp": 1, "ep": 1, "cp": 1}
     groups = {role: sorted(g["ranks"] for g in said["groups"] if g["role"] == role) for role in ("tensor", "pipeline")}
     assert groups == {"tensor": [[0, 1], [2, 3]], "pipeline": [[0, 2], [1, 3]]}
@@ -40,9 +41,8 @@ def test_who_comes_to_a_job_that_hangs_is_told_layout_and_place() -> None:
         job.wait_progress(12)
         job.freeze(6)
         time.sleep(2)
-        pids = ",".join(str(pid) for pid in job.pids)
-        topology = said_by("topology", "--pid", pids, "--duration", "3")
-        verdict = said_by("diagnose", "--pid", pids)
+        topology = said_by("topology", *pids(job), "--duration", "3")
+        verdict = said_by("diagnose", *pids(job))
     (found,) = topology["jobs"]
     assert found["layout"] == {"tp": 2, "pp": 2, "dp": 2, "ep": 1, "cp": 1}
     assert found["stages"] == [0, 0, 0, 0, 1, 1, 1, 1]

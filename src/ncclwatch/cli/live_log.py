@@ -131,7 +131,7 @@ class LogSurface:
         emit(f"{datetime.now():%H:%M:%S} {text}")
 
 
-def summary(windows: list[RankWindow]) -> str:
+def summary(windows: Sequence[RankWindow]) -> str:
     """All ranks in one line: how many do what, and how fast."""
     states: dict[str, list[int]] = {}
     for window in windows:

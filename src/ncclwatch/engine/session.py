@@ -65,7 +65,7 @@ class Update:
     now_ns: int
     changes: list[ProcessChange] = field(default_factory=list)
     events: list[NDArray[Any]] = field(default_factory=list)
-    windows: list[RankWindow] | None = None
+    windows: Sequence[RankWindow] | None = None
     verdicts: list[Verdict] = field(default_factory=list)
     told: list[Verdict] = field(default_factory=list)
     answers: list[Verdict] = field(default_factory=list)

@@ -69,9 +69,11 @@ class ZmqViewer:
         elif self._welcomed and now >= self._next_ping:
             self._next_ping = now + PING_EVERY_S
             self._send(Ping(time.time_ns()))
-        self._watch()
-        if not self._socket.poll(int(timeout_s * 1000)):
-            return None
+        # While there is something to hear the connection is well: looking takes as long as hearing does.
+        if not self._socket.poll(0):
+            self._watch()
+            if not self._socket.poll(int(timeout_s * 1000)):
+                return None
         frames = self._socket.recv_multipart()
         try:
             message = protocol.decode(frames[0])

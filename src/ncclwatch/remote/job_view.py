@@ -126,7 +126,7 @@ class ViewReader:
         if decoded.needs_key:
             return None
         batch = decoded.batch
-        update = Update(now_ns=time.monotonic_ns(), changes=list(batch.changes), windows=list(batch.windows))
+        update = Update(now_ns=time.monotonic_ns(), changes=list(batch.changes), windows=batch.windows)
         update.verdicts = view.verdicts
         update.told = [view.verdicts[place] for place in view.told if 0 <= place < len(view.verdicts)]
         update.recoveries = [Recovery(*recovery) for recovery in view.recoveries]

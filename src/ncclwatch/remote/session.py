@@ -134,7 +134,7 @@ class RemoteSession:
         if found is None:
             return None
         self.view, batch, update = found
-        self.verdicts, self.windows, self.lost = update.verdicts, update.windows or (), update.lost
+        self.verdicts, self.windows, self.lost = update.verdicts, batch.windows, update.lost
         self.samples = {sample.process.key: sample for sample in batch.samples}
         self.planes = batch.planes
         self.iterations, self.roles, self.layout = self.view.iterations, self.view.roles, self.view.layout

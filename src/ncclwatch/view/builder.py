@@ -162,7 +162,7 @@ class ViewBuilder:
             Frame(
                 time=time,
                 number=self._number,
-                windows=tuple(session.windows),
+                windows=session.windows,
                 samples=session.samples,
                 verdicts=tuple(session.verdicts),
                 planes=tuple(Plane(p.name, p.running, p.reason) for p in session.planes),

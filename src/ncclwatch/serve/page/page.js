@@ -55,7 +55,8 @@ function addPoint(point) {
   if (last && point[0] <= last[0]) return;
   // The server keeps one a second, and thins what is long ago: so does this.
   if (last && point[0] - last[0] < 0.99 && last[2] === point[2]) return;
-  state.points.push(point);
+  // Mostly only the time is another: what is equal is kept once, for a tab may be open for days.
+  state.points.push(last ? point.map((value, at) => (String(value) === String(last[at]) ? last[at] : value)) : point);
   if (state.points.length > MAX_POINTS) state.points = state.points.filter((_, at) => at % 2 === 0 || at > MAX_POINTS / 2);
 }
 
