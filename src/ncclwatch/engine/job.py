@@ -201,9 +201,10 @@ class Job:
 
     def find_group(self, member: Member, address: int, comm_hash: int) -> int | None:
         """The group an operation belongs to: by its communicator's address, else by a hash that is unique in the process."""
-        communicators = member.last.communicators
-        at = [own for own in communicators if own.address == address] or [own for own in communicators if own.hash == comm_hash]
-        numbers = {self.number(member.index, own) for own in at}
+        for own in member.last.communicators:
+            if own.address == address:
+                return self.number(member.index, own)
+        numbers = {self.number(member.index, own) for own in member.last.communicators if own.hash == comm_hash}
         return numbers.pop() if len(numbers) == 1 else None
 
     def global_rank(self, group_id: int, comm_rank: int) -> int | None:

@@ -253,8 +253,7 @@ class SlowWatch:
         looks = [look for look in watch.looks if since is None or look.time >= since]
         before = None
         if since is not None:
-            healthy = watch.iterations.healthy
-            began = (healthy[0].begin if healthy else 0.0) + watch.offset_s
+            began = next((iteration.begin for iteration in watch.iterations.healthy), 0.0) + watch.offset_s
             before = add_up(_before(watch.looks, began, since), processes)
         profile = add_up(looks[-WINDOW_SAMPLES:], processes)
         context = self._context(job, watch, slow, topology, before)
