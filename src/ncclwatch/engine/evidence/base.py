@@ -192,6 +192,11 @@ class FactColumns(Generic[F]):
     def __iter__(self) -> Iterator[F]:
         return map(self.make, range(len(self)))
 
+    def some(self, rows: NDArray[np.int64]) -> FactColumns[F]:
+        """Those of some rows, in their order."""
+        columns = self.subject[rows], self.object[rows], self.possible[rows]
+        return FactColumns(self.kind, *columns, lambda number: self.make(int(rows[number])), self.collectives)
+
 
 def one_by_one(facts: Iterable[Fact | FactColumns[Fact]]) -> Iterator[Fact]:
     """Facts with those in columns made objects."""

@@ -221,15 +221,15 @@ def read_kernels(job: Job, member: Member, order: CallOrder | None) -> Kernels:
     operations: list[_Operation] = [*member.last.operations, *member.last.pending]
     if not operations:
         return Kernels(place=(0, -1))
-    found = Kernels()
-    own = {job.number(member.index, c): c for c in member.last.communicators}
-    known = [own.get(job.find_group(member, one.comm_address, one.comm_hash) or 0) for one in operations]
-    places = [_places(communicator, one) for communicator, one in zip(known, operations, strict=True)]
-    unfinished: dict[Place, set[int]] = defaultdict(set)
-    for operation, filled in zip(operations, places, strict=True):
-        for place in filled:
-            unfinished[place].add(operation.op_count)
-    located = order.locate(unfinished, member.last.time_ns) if order is not None and all(places) else None
+    found, at_address = Kernels(), {own.address: own for own in member.last.communicators}
+    known = [at_address.get(one.comm_address) or _by_hash(job, member, one) for one in operations]
+    located, places, unfinished = None, list[list[Place]](), defaultdict[Place, set[int]](set)
+    if order is not None:
+        places = [_places(communicator, one) for communicator, one in zip(known, operations, strict=True)]
+        for operation, filled in zip(operations, places, strict=True):
+            for place in filled:
+                unfinished[place].add(operation.op_count)
+        located = order.locate(unfinished, member.last.time_ns) if all(places) else None
     kernels: list[Hashable] = [
         (o.comm_address, o.comm_hash, o.op_count, o.direction if o.op_count & 1 else None) for o in operations
     ]
@@ -249,16 +249,21 @@ def read_kernels(job: Job, member: Member, order: CallOrder | None) -> Kernels:
     return found
 
 
+def _by_hash(job: Job, member: Member, operation: _Operation) -> Communicator | None:
+    number = job.find_group(member, operation.comm_address, operation.comm_hash)
+    return next((own for own in member.last.communicators if job.number(member.index, own) == number), None)
+
+
 def _has_begun(own: Communicator | None, operation: ProxyOperation) -> bool | None:
     """What an operation's own counters say; ``None`` where they say nothing."""
     if operation.phase is not OpPhase.PROGRESS:
         return None
-    if operation.direction is Direction.RECV:
-        if any(sub.done > 0 for sub in operation.subs):
+    receives = operation.direction is Direction.RECV
+    for sub in operation.subs:
+        if sub.done > 0 if receives else sub.gpu_ready or sub.transmitted:
             return True
+    if receives:
         return _has_written(own, operation) if own is not None and operation.algorithm == "Ring" else None
-    if any(sub.gpu_ready or sub.transmitted for sub in operation.subs):
-        return True
     return False if any(sub.gpu_ready is not None and sub.posted > 0 for sub in operation.subs) else None
 
 

@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from functools import cached_property
-from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,16 @@ from ncclwatch.engine.case import Case
 from ncclwatch.engine.conflicts import StageOf
 from ncclwatch.engine.connections import laggards
 from ncclwatch.engine.edges import PROXY_STALLS, Wait, Why
-from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, LinkNode, Node, RankNode
+from ncclwatch.engine.evidence.base import (
+    AbsentNode,
+    Fact,
+    FactColumns,
+    FactKind,
+    HiddenNode,
+    LinkNode,
+    Node,
+    RankNode,
+)
 from ncclwatch.engine.graph import Waits
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.slow.order import Kernels, OrderOf, awaited_inside, read_kernels
@@ -128,23 +136,11 @@ def take_look(
     ``near_s``: samples of two processes less than that apart are of one moment.
     """
     case = Case(job)
-    everything = case.waits
     orders = (order_of(m.info.host, m.info.pid) if order_of is not None else None for m in job.members)
     kernels = {member.index: read_kernels(job, member, order) for member, order in zip(job.members, orders, strict=True)}
-    # Nobody is held up in a ring through shared memory of which nothing shows that it has begun it.
-    seen = [
-        wait for wait in everything.waits
-        if (kernels[wait.end.member.index].waits(wait.end.operation.address) if wait.end is not None else not wait.weak)
-    ]  # fmt: skip
-    edges: list[Wait] = []
-    doubtful: set[Node] = set()  # whoever may wait for another is no end of the waits
-    for wait in chain(seen, laggards(job)):
-        if is_proven(job, wait, near_s):
-            edges.append(wait)
-        else:
-            doubtful.add(wait.subject)
+    edges, doubtful = _proven(case, kernels, near_s)
     edges += awaited_inside(job, order_of) if order_of is not None else ()
-    waits, inside = Waits(job, everything.nodes, edges, [everything.stalls]), case.amid
+    waits, inside = Waits(job, case.facts.nodes, edges, case.facts.parts(FactKind.STANDS)), case.amid
     # Ranks in a cycle hold each other up.
     sinks = [
         (sink, waits.victims([sink]) | {node.index for node in sink.nodes if sink.is_cycle and isinstance(node, RankNode)})
@@ -165,6 +161,36 @@ def take_look(
     return Look(time, size, tuple(holds), activities, cpu_times, _passes(job, kernels, holds, stage_of), inferred)
 
 
+def _proven(case: Case, kernels: Mapping[int, Kernels], near_s: float) -> tuple[list[Fact | FactColumns[Any]], set[Node]]:
+    """The waits that were, and who may wait in others: such a one is no end of the waits. Few become objects."""
+    job, edges, doubtful = case.job, list[Fact | FactColumns[Any]](), set[Node]()
+    begun, ended = np.zeros((2, 1 + max(kernels, default=-1)), np.int64)
+    for member in job.members:
+        begun[member.index], ended[member.index] = member.last.wall_ns, member.last.wall_ns + member.last.duration_ns
+    mixed = [index for index, own in kernels.items() if not all(map(own.waits, own.of))]
+
+    def counts(wait: Wait) -> bool:
+        # Nobody is held up in a ring through shared memory of which nothing shows that it has begun it.
+        end = wait.end
+        if wait.weak if end is None else not kernels[end.member.index].waits(end.operation.address):
+            return False
+        if not is_proven(job, wait, near_s):
+            doubtful.add(wait.subject)
+            return False
+        return True
+
+    for part in case.facts.parts(FactKind.WAITS_FOR):
+        if isinstance(part, FactColumns):
+            known = (part.object >= 0) & ~np.isin(part.subject, mixed)
+            known[known] = ended[part.subject[known]] - begun[part.object[known]] <= near_s * 1e9
+            known[~known] = [counts(part.make(place)) for place in np.flatnonzero(~known).tolist()]
+            edges.append(part.some(np.flatnonzero(known)))
+        else:
+            edges += [part] if isinstance(part, Wait) and counts(part) else []
+    edges += filter(counts, laggards(job))
+    return edges, doubtful
+
+
 def _cpu_times(sample: ProcessSample) -> CpuTimes | None:
     if sample.run_queue_wait_ns is None or sample.cpu_time_ns is None:
         return None
@@ -177,10 +203,11 @@ def _activities(
 ) -> tuple[dict[ProcessKey, Activity], frozenset[ProcessKey]]:
     """What each rank does, and for whom that is only inferred."""
     waiting: dict[int, set[bool]] = defaultdict(set)  # for ranks (False), links (True)
-    awaited = {wait.object.index for wait in waits.waits if isinstance(wait.object, RankNode)}
-    for wait in waits.waits:
-        if isinstance(wait.subject, RankNode):
-            waiting[wait.subject.index].add(isinstance(wait.object, LinkNode))
+    subjects, awaited = waits.waits.subject.tolist(), waits.waits.object.tolist()
+    links = {number for number in set(awaited) if number < 0 and isinstance(waits.nodes.node(number), LinkNode)}
+    for waiter, number in zip(subjects, awaited, strict=True):
+        waiting[waiter].add(number in links)
+    awaited = set(awaited)
     found: dict[ProcessKey, Activity] = {}
     inferred: set[ProcessKey] = set()
     for member in job.members:
@@ -207,7 +234,7 @@ def _passes(job: Job, kernels: Mapping[int, Kernels], holds: Iterable[Hold], sta
     """The passes that those are in who hold others up by their own work: of the operation that their GPU is at or before."""
     held = {hold.process for hold in holds if hold.link is None}
     found: dict[ProcessKey, str] = {}
-    for member in job.members:
+    for member in job.members if stage_of is not None else ():
         place = kernels[member.index].place if member.info.key in held else None
         stage = stage_of(member.info.host, member.info.pid, *place) if stage_of is not None and place is not None else None
         if stage is not None and (text := pass_text(stage)):
