@@ -132,7 +132,7 @@ def measure(model: Observed, joins: NDArray[np.bool_], ranks: int) -> dict[str, 
 
     repeats = REPEATS if ranks <= 16384 else 1
     seconds = {
-        "operations": float(len(structure)),
+        "operations": float(len(structure.previous)),
         "structure": made,
         "full": quickest(full, repeats),
         "replay": quickest(lambda: weights.slack(0), repeats),

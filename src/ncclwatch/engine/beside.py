@@ -23,7 +23,7 @@ from ncclwatch.engine.evidence.work_requests import WorkFact
 from ncclwatch.engine.explain_network import BEFORE_S
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.network import LOSSY_SEGMENTS, way_of
-from ncclwatch.engine.slow.gpu_operations import medians
+from ncclwatch.engine.transfers import medians
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, KernelLogLine
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ncclwatch.collect.ledger import Ledger
 from ncclwatch.engine.call_order import Messages, Orders
 from ncclwatch.engine.conflicts import ConflictWatch, StageOf
-from ncclwatch.engine.connections import amid_rings
+from ncclwatch.engine.connections import Ring, rings_inside
 from ncclwatch.engine.edges import OnConnection, StallMark, Wait, wait_facts
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, Facts, Node, Source
 from ncclwatch.engine.evidence.calls import Called, Calls, CallsFinding, OpenCalls, SequenceCounts
@@ -229,7 +229,6 @@ def caller(group: Group, rank: int, operation: OperationRef | None, cause: Cause
 
 
 def _operation(found: Sequence[OnConnection]) -> OperationRef | None:
-    """The operation of the first that a transfer shows, else the first that is known."""
     one = next((one.end.operation for one in found if one.end is not None), None)
     if one is not None:
         return OperationRef(one.collective, one.sequence, one.protocol, one.algorithm)
@@ -334,9 +333,15 @@ class Case:
         return Waits.drawn(self.job, self.facts)
 
     @cached_property
+    def rings(self) -> dict[int, dict[int, Ring]]:
+        """The rings of each communicator, by its id, that go through nodes, by channel. O(connections), once."""
+        return {number: rings_inside(group) for number, group in self.job.groups.items()}
+
+    @cached_property
     def amid(self) -> set[int]:
-        """Indices of the processes that are amid an operation in a ring inside their node. O(connections)."""
-        return amid_rings(self.job)
+        """Indices of the processes that are amid an operation in a ring inside their node."""
+        amid = ((number, rank) for number, rings in self.rings.items() for ring in rings.values() for rank in ring.amid)
+        return {self.job.groups[number].members[rank][0].index for number, rank in amid}
 
     @cached_property
     def findings(self) -> dict[int, CallsFinding]:
@@ -352,8 +357,7 @@ class Case:
     @cached_property
     def alive(self) -> list[Member]:
         """The processes that have not ended."""
-        members, gone = self.job.members, self.job.gone
-        return [member for member in members if not member.gone] if gone else members
+        return [member for member in self.job.members if not member.gone] if self.job.gone else self.job.members
 
     @cached_property
     def newcomers(self) -> set[int]:

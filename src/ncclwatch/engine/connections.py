@@ -7,7 +7,7 @@ reads as much (``src/device/``): who has written more than it has read is amid a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -174,21 +174,15 @@ def rings_inside(group: Group) -> dict[int, Ring]:
     return found
 
 
-def amid_rings(job: Job) -> set[int]:
-    """Indices of the processes that are amid an operation in a ring inside their node. O(connections)."""
-    rings = ((group, ring) for group in job.groups.values() for ring in rings_inside(group).values())
-    return {group.members[rank][0].index for group, ring in rings for rank in ring.amid}
-
-
-def laggards(job: Job) -> Iterator[Wait]:
-    """Waits for ranks that lag in a ring of shared memory. O(connections).
+def laggards(job: Job, rings: Mapping[int, Mapping[int, Ring]]) -> Iterator[Wait]:
+    """Waits for ranks that lag in a ring of shared memory; ``rings``: as of :attr:`Case.rings`. O(connections).
 
     A rank whose own counters say that it waits waits for the one before. Who has written less than all others of its ring has
     not come as far, and nobody ends a collective before the last has contributed. For one that waits itself no other is said to
     wait, nor who is further ahead than it can be without it: they were read at different moments.
     """
     for group in job.groups.values():
-        for channel, ring in rings_inside(group).items() if group.nranks > 1 else ():
+        for channel, ring in rings[group.id].items() if group.nranks > 1 else ():
             waiting = {rank: at.ring.prev for rank, at in ring.amid.items() if not at.unread}
             for rank, prev in waiting.items():
                 if prev in group.members:

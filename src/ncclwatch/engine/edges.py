@@ -210,7 +210,6 @@ def operation_text(end: End) -> str:
 
 
 def _transfer_text(end: End, other: End | None, shows: Why | Stall) -> str:
-    """Which transfer it is, and how far both ends have come."""
     if end.operation.phase is not OpPhase.PROGRESS:
         return f"{operation_text(end)}, channel {end.key.channel}, {end.sub.nsteps} steps queued"
     far = "; its other end has finished this transfer" if shows in FINISHED_THERE else ""

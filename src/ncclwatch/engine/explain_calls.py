@@ -151,8 +151,7 @@ def left_out(case: Case) -> Iterator[Hypothesis]:
     job, standing = case.job, case.standing
     if not case.waits.open or standing is None or not (standing.tie or standing.open_to_doubt):
         return
-    found = find_alone_in_deviating(job, case.known.orders)
-    deviations = {index: deviation for index, deviation in found.items() if deviation.left_out}
+    deviations = {index: one for index, one in find_alone_in_deviating(job, case.known.orders).items() if one.left_out}
     if deviations:
         suspects = [observed(job, job.member(index), (), (), Cause.LEFT_OUT) for index in deviations]
         supports = (*deviation_facts(job, deviations), *wait_facts(case.waits.first(SHOWN)))

@@ -20,7 +20,7 @@ from ncclwatch.engine.evidence.nics import DeadPath, PortDown
 from ncclwatch.engine.evidence.work_requests import BY_PROXY, Shows, WorkFact
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.patience import LONGEST_PATIENCE_S
-from ncclwatch.engine.stated import first_waits
+from ncclwatch.engine.stated import SHOWN, first_waits
 from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import Communicator, Direction, Transport
 from ncclwatch.model.verdict import LinkRef, VerdictClass
@@ -36,8 +36,6 @@ NICs are a second or two old each, and wall clocks may differ.
 """
 PLANES = {FactKind.PORT_DOWN: "nic", FactKind.PATH_DEAD: "nic", FactKind.WORK: "wire"}
 """By what each kind of proof is seen."""
-SHOWN = 4
-"""Bound: suspects that a line of evidence names, and ends of waits that a pause shows."""
 
 
 # --- what is down ------------------------------------------------------------------------------------------------------

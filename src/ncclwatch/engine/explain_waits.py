@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ncclwatch.engine.call_order import Deviation, deviation_facts, find_deviations
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody, observed, peers
-from ncclwatch.engine.connections import CHUNK_STEPS, is_ring, rings_inside
+from ncclwatch.engine.connections import CHUNK_STEPS, is_ring
 from ncclwatch.engine.edges import PROXY_STALLS, SAID_BY_THE_OTHER, End, Stall, Wait, Why, told, wait_facts
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, LinkNode, RankNode
 from ncclwatch.engine.evidence.calls import called_less_often, lacks_calls
@@ -171,7 +171,7 @@ def cycle(case: Case) -> Iterator[Hypothesis]:
     if not deviations and any(wait.why is Why.NO_MESSAGE for wait in inside):
         yield nobody(Cause.CYCLE_OF_CALLS, wait_facts(inside))
         return
-    found = (_lacks_call(job, inside, victims) or _wrote_more(job, inside, victims)) if not deviations else None
+    found = (_lacks_call(job, inside, victims) or _wrote_more(case, inside, victims)) if not deviations else None
     yield found or _order(case, inside, members, victims, deviations)
 
 
@@ -210,13 +210,13 @@ def _alone_in_it(job: Job, wait: Wait) -> list[Member]:
     return inside if 2 * len(inside) < len(group.members) else []
 
 
-def _wrote_more(job: Job, inside: Sequence[Wait], victims: set[int]) -> Hypothesis | None:
+def _wrote_more(case: Case, inside: Sequence[Wait], victims: set[int]) -> Hypothesis | None:
     """Who has called as often as others and written more in a ring than so many calls alike amount to: something else."""
     for number in dict.fromkeys(wait.key.group for wait in inside if wait.why is Why.EMPTY):
-        group = job.groups[number]
+        job, group = case.job, case.job.groups[number]
         calls = {launched(member, own) for member, own in group.members.values()}
         count, odd = (calls.pop() if len(calls) == 1 else None) or 0, set[int]()
-        rings = [written for ring in rings_inside(group).values() if (written := ring.written)]
+        rings = [written for ring in case.rings[number].values() if (written := ring.written)]
         for written in rings:
             least, most = min(written.values()), max(written.values())
             # Without those that have ended it goes on no further than the ring lets it: what is more is several calls.

@@ -124,7 +124,6 @@ class LiveDiagnosis:
         self._asked = True
 
     def _named(self, judged: Sequence[tuple[Job, Verdict]]) -> list[Verdict]:
-        """The verdicts with their stages, worst first."""
         if any(verdict.culprits for _, verdict in judged):
             self.namer.fall_back(samples[-1] for samples in self._series.values())
         return sorted((name_stages(verdict, job, self.namer, self.ledger) for job, verdict in judged), key=severity)
@@ -166,7 +165,6 @@ class LiveDiagnosis:
                     self.ledger.note_count(row, sum(own.sequence_numbers.values()), sample.time_ns + sample.duration_ns)
 
     def _stand(self, verdict: Verdict) -> Verdict:
-        """What stands once this is said of the worst job."""
         standing, series = self._standing, self._series.values()
         if verdict.verdict_class.accuses:
             since = verdict.since

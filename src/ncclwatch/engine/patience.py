@@ -135,7 +135,5 @@ def _is_untouched(group: Group) -> bool:
 
 def _is_barrier(group: Group, ledger: Ledger | None) -> bool:
     rows = [row for row in rows_of(group, ledger).values() if ledger.called[row]] if ledger is not None else []
-    if ledger is None or not rows:
-        return False
-    newest = (ledger.operations[row, (ledger.called[row] - 1) % ledger.depth] for row in rows)
-    return bool(max(newest, key=lambda operation: operation["time_ns"])["count"] <= BARRIER_ELEMENTS)
+    newest = [ledger.operations[row, (ledger.called[row] - 1) % ledger.depth] for row in rows] if ledger is not None else []
+    return bool(newest) and bool(max(newest, key=lambda operation: operation["time_ns"])["count"] <= BARRIER_ELEMENTS)

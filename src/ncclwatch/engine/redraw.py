@@ -57,8 +57,7 @@ def calls_not_made(case: Case) -> Iterator[Wait]:
             what = f"#{finding.sequence} ({finding.called.text() if finding.called else 'an operation'})"
             operation = operation_of(finding.called, finding.sequence)
             for waiter, rank in _enough_pairs(waiting, finding.behind):
-                member = group.members[waiter][0]
-                yield _wait(case, group, member, rank, Why.NOT_CALLED, what, operation=operation)
+                yield _wait(case, group, group.members[waiter][0], rank, Why.NOT_CALLED, what, operation=operation)
 
 
 def before_is_open(group: Group, finding: CallsFinding, waits: Waits) -> bool:
@@ -284,7 +283,7 @@ def behind_in_ring(case: Case) -> Iterator[Retraction | Wait]:
     Ranks that are behind each other make a cycle still.
     """
     job = case.job
-    lagging = cache(lambda: [wait for wait in laggards(job) if not _is_one_sided(job, wait)])
+    lagging = cache(lambda: [wait for wait in laggards(job, case.rings) if not _is_one_sided(job, wait)])
     for sink in case.waits.ends.cycles:
         if not any(wait.weak for wait in sink.inside):
             continue

@@ -25,7 +25,7 @@ HEALTHY = frozenset({"ncclSuccess", "ncclInProgress"})
 READY_STATES = frozenset({None, "ncclSuccess"})
 _INIT_STATE = attrgetter("init_state")
 SHOWN = 4
-"""Bound: waiting ranks that are shown beside a process that has ended: its peers' transfers with it may be gone."""
+"""Bound: waits shown of a pause, or beside who has ended (its peers' transfers with it may be gone); ranks in a line."""
 
 
 def all_ended(case: Case) -> Iterator[Hypothesis]:

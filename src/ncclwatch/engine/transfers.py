@@ -75,6 +75,14 @@ def _has_one(numbers: Column, chosen: Flags) -> Flags:
     return found[numbers]
 
 
+def medians(values: NDArray[np.float64], key: Column) -> tuple[NDArray[np.float64], Column]:
+    """The median of the values of each key (0 to the largest; nan where there is none), and of how many it is."""
+    sizes = np.bincount(key)
+    ordered, first = np.append(values[np.lexsort((values, key))], np.nan), np.cumsum(sizes) - sizes
+    middle = (ordered[first + np.maximum(sizes - 1, 0) // 2] + ordered[first + sizes // 2]) / 2
+    return np.where(sizes, middle, np.nan), sizes
+
+
 class Places:
     """Finds rows by a number from 0 on, of which several may be equal."""
 

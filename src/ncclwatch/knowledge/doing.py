@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 from ncclwatch.model.doing import Doing
 
@@ -29,7 +29,7 @@ class FramePattern:
 @cache
 def patterns() -> tuple[FramePattern, ...]:
     """Those of ``frames.toml``, in their order; raises ``ValueError`` where a row is of another form."""
-    text = resources.files("ncclwatch.knowledge").joinpath("frames.toml").read_text("utf-8")
+    text = Path(__file__).with_name("frames.toml").read_text("utf-8")
     found = []
     for entry in tomllib.loads(text)["frame"]:
         if set(entry) - {"doing", "file", "name"} or not {"file", "name"} & set(entry):

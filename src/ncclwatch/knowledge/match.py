@@ -10,13 +10,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ncclwatch.engine.case import Cause
-from ncclwatch.engine.slow.findings import Kind
 from ncclwatch.knowledge.compare import Differs, Unlike, of_culprit
 from ncclwatch.knowledge.rows import Pattern, Release, Row, placed, rows
 from ncclwatch.knowledge.tickets import Processes, by_place, ticketed
 from ncclwatch.model.failure import Place
 from ncclwatch.model.inside import inside
-from ncclwatch.model.verdict import Advice, SlowCause, StepKind, Verdict, VerdictClass
+from ncclwatch.model.verdict import Advice, SlowCause, SlowKind, StepKind, Verdict, VerdictClass
 
 if TYPE_CHECKING:
     from ncclwatch.engine.session import DiagnosisSession, Update
@@ -229,8 +228,8 @@ def cause_of(reason: str) -> str:
 
 
 def finding_of(reason: str) -> str:
-    """What a slow job's finding is about (:class:`~ncclwatch.engine.slow.findings.Kind`); empty for none."""
-    return next((str(kind) for kind in Kind if reason == kind or reason.startswith(f"{kind}: ")), "")
+    """What a slow job's finding is about (:class:`~ncclwatch.model.verdict.SlowKind`); empty for none."""
+    return next((str(kind) for kind in SlowKind if reason == kind or reason.startswith(f"{kind}: ")), "")
 
 
 def slow_cause_of(reason: str) -> str:
@@ -261,7 +260,7 @@ def words_known() -> dict[str, frozenset[str]]:
     every: dict[str, Iterable[Any]] = {
         "class": [kind for kind in VerdictClass if kind not in (VerdictClass.RUNNING, VerdictClass.IDLE)],
         "cause": [cause.label for cause in Cause],
-        "finding": list(Kind),
+        "finding": list(SlowKind),
         "slow": list(SlowCause),
         "rule": [rule.id for rule in RULES],
         "plane": ["calls", "state", "wire", "nic", "device"],

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from ncclwatch.errors import UsageError
@@ -129,7 +129,7 @@ def placed(text: str, pid: str = "PID", host: str = "its host") -> str:
 @cache
 def rows() -> tuple[Row, ...]:
     """Every row of every table, in their order."""
-    folder = resources.files("ncclwatch.knowledge")
+    folder = Path(__file__).parent
     found: list[Row] = []
     for name in FILES:
         found += parse(folder.joinpath(name).read_text("utf-8"), name)

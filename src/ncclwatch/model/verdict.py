@@ -7,7 +7,6 @@ import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from importlib import resources
 from typing import Any
 
 from ncclwatch.model.failure import Failure
@@ -164,6 +163,22 @@ def stands_in(found: Collection[Place], host: str, pid: int, rank: int | None) -
     return (host, pid, rank) in found or (host, pid, None) in found
 
 
+class SlowKind(StrEnum):
+    """What holds a slow job up, as it is said: rows of knowledge are matched on it."""
+
+    COMPUTE = "computation"
+    HOST = "host"
+    KERNEL = "communication kernel"
+    PROXY = "proxy"
+    NIC = "network interface"
+    LINK = "link"
+
+    @property
+    def computes(self) -> bool:
+        """Whether it counts as slow computation (S1); the rest is communication (S2)."""
+        return self in (SlowKind.COMPUTE, SlowKind.HOST)
+
+
 class SlowCause(StrEnum):
     """Why a culprit is slow, where something singles it out: rows of knowledge are matched on it."""
 
@@ -283,6 +298,8 @@ def _plain(value: Any) -> Any:
 
 def schema() -> dict[str, Any]:
     """The JSON schema of ``ncclwatch.verdict/1``."""
+    from importlib import resources  # With it come archives and temporary files, which no verdict needs.
+
     text = resources.files("ncclwatch.model").joinpath("verdict-1.schema.json").read_text("utf-8")
     loaded: dict[str, Any] = json.loads(text)
     return loaded

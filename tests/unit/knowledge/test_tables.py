@@ -9,10 +9,10 @@ import pytest
 
 from ncclwatch.engine.case import Cause
 from ncclwatch.engine.rules import RULES
-from ncclwatch.engine.slow.findings import Kind
 from ncclwatch.knowledge.match import Seen, cause_of, finding_of, fits, slow_cause_of, words_known
 from ncclwatch.knowledge.rows import LISTS, Row, TableError, parse, parse_release, rows
 from ncclwatch.model.verdict import SlowCause
+from ncclwatch.model.verdict import SlowKind as Kind
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 ROWS = [pytest.param(row, id=row.id) for row in rows()]

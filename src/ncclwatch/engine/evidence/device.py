@@ -85,8 +85,7 @@ def _connections(group: Group) -> dict[int, list[HostConnection]]:
 
 def sees_everything(job: Job) -> bool:
     """Whether the shim has read every P2P connection of the job."""
-    views = [own for group in job.groups.values() for _, own in group.members.values()]
-    joined = [(own, link) for own in views for link in own.transports if link[3] is Transport.P2P]
+    joined = [(own, link) for own in job.views for link in own.transports if link[3] is Transport.P2P]
     return bool(joined) and all(is_seen(own, channel, peer) for own, (channel, peer, *_) in joined)
 
 
@@ -133,7 +132,6 @@ def _waits(job: Job, group: Group) -> Iterator[Wait]:
 
 
 def _unfinished(member: Member, device: DeviceSample) -> Iterator[str]:
-    """What the GPU has not begun, or not ended, by communicator."""
     by_state: dict[tuple[str, KernelState], list[DeviceOperation]] = defaultdict(list)
     for told in device.communicators:
         where = f"communicator {told.hash:016x}" if told.hash is not None else "its communicator"

@@ -7,7 +7,7 @@ operation. Of a ring that goes through the network as well proxies tell that.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +20,6 @@ from ncclwatch.engine.connections import (
     hidden_on,
     is_ring,
     memory_of,
-    rings_inside,
     steps_unread,
 )
 from ncclwatch.engine.edges import NOBODY, ConnectionKey, End, Stall, StallMark, Wait, Why, waits_for
@@ -136,7 +135,6 @@ class _Inside:
         self._in_network = set(self.transfers.owner[self.compared.rows[~self.compared.showing(*Stall)]].tolist())
         """Indices of the processes of which a wait is seen in the network."""
         self._seen = any(own.host_connections for own in case.job.views)
-        self._rings = cache(lambda number: rings_inside(case.job.groups[number]))
         self._empty: set[ConnectionKey] = set()
         """What is known to have been read to the end by who waits for more."""
         self._found: set[int] = set()
@@ -233,7 +231,7 @@ class _Inside:
 
     def _follow(self, group: Group, channel: int, rank: int, *, back: int = 0, weak: bool = False) -> Iterator[Wait]:
         """From a rank on along its ring, or ``back``, while all is read: each waits for the one before."""
-        written = (ring := self._rings(group.id).get(channel, Ring())).written.values()
+        written = (ring := self.case.rings[group.id].get(channel, Ring())).written.values()
         fewest = min(written) if written and max(written) > min(written) else None
         at = ring.get(rank)
         at = ring.get(at.ring.next) if at is not None and not back else at

@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.slow.calibration import TABLE, Weights
-from ncclwatch.engine.slow.findings import FEWEST_PAST, Context, Finding, Kind
+from ncclwatch.engine.slow.findings import FEWEST_PAST, Context, Finding
 from ncclwatch.engine.slow.profile import OWN, LinkKey, Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace, Part
 from ncclwatch.engine.slow.terms import NETWORKS, RANKS, TERMS, CandidateKind, Members, Terms, measure
 from ncclwatch.gc_pause import collector_at_rest
+from ncclwatch.model.verdict import SlowKind as Kind
 
 HOSTLY, KERNELLY = 0.3, 0.8
 """Parts of the waits for a rank that make it its host thread (which shows as the GPU while anything is queued), or its kernel
@@ -160,7 +161,6 @@ def _finding(profile: Profile, context: Context, terms: Terms, named: Named, wei
 
 
 def _part_of_ranks(profile: Profile, members: list[int], weighed: Mapping[str, float]) -> Kind:
-    """Which part of the ranks it is: the GPU, the host thread, or the communication kernel."""
     if max(weighed.get("late", 0.0), weighed.get("throttled", 0.0)) > 0:
         return Kind.HOST  # a host thread that calls late shows as the GPU's work while something is queued
     parts = {part: float(profile.hold[part][members].sum()) for part in OWN}

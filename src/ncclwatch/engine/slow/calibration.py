@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 FILE = "calibration.json"
@@ -37,7 +37,7 @@ class Calibration:
 
 def load(text: str | None = None) -> Calibration:
     """The table of this release, or one given as JSON. Raises ``ValueError`` or ``KeyError`` for a table that is none."""
-    data = json.loads(text if text is not None else resources.files(__package__).joinpath(FILE).read_text("utf-8"))
+    data = json.loads(text if text is not None else Path(__file__).with_name(FILE).read_text("utf-8"))
     try:
         since, start = Weights(**data["since"]), Weights(**data["start"])
         return Calibration(since, start, data["name_from"], float(data["change_log_bayes_factor"]), data["note"])

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from ncclwatch.engine.evidence.kernel import HELD_BACK, HELD_TIMES
 from ncclwatch.engine.slow.critical_path import Timed
 from ncclwatch.engine.slow.detect import SlowDown
-from ncclwatch.engine.slow.findings import Context, Finding, Kind
+from ncclwatch.engine.slow.findings import Context, Finding
 from ncclwatch.engine.slow.lateness import EXPLAINS
 from ncclwatch.engine.slow.profile import Profile, Shares
 from ncclwatch.model.verdict import SlowCause, VerdictClass
+from ncclwatch.model.verdict import SlowKind as Kind
 
 RARELY = 0.6
 """Bound: part of the iterations up to which who begins them late is late now and then; it decides on words alone."""

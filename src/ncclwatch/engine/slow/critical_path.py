@@ -69,16 +69,13 @@ class Structure:
         self.operations = np.argsort(self.set_of, kind="stable")
         self.offsets, self.users = (np.r_[0, np.cumsum(np.bincount(numbers))] for numbers in (sets, self.set_of))
 
-    def __len__(self) -> int:
-        return len(self.previous)
-
     def latest(self, begin: Any) -> Any:
         """For each operation when the last of those it needs begins."""
         return np.maximum.reduceat(begin[self.members], self.offsets[:-1])[self.set_of]
 
     def replay(self, work: Times, transfer: Times) -> tuple[Times, Times]:
         """Begin and end of every operation if the segments lasted as given, since the iteration began. O(memberships)."""
-        begin, end = np.append(np.where(self.previous < 0, work, np.nan), np.nan), np.full(len(self), np.nan)
+        begin, end = np.append(np.where(self.previous < 0, work, np.nan), np.nan), np.full(len(self.previous), np.nan)
         work = np.append(work, 0.0)
         for first, last in pairwise(self.levels):
             rows, operations = self.offsets[first : last + 1], self.operations[self.users[first] : self.users[last]]

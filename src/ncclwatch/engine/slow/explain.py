@@ -11,7 +11,7 @@ from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.slow.classify import Cause, Cost, Judgement, cause, costs
 from ncclwatch.engine.slow.detect import ENOUGH, FEWEST_HEALTHY, LEAST_RATIO, SlowDown
-from ncclwatch.engine.slow.findings import Finding, Kind
+from ncclwatch.engine.slow.findings import Finding
 from ncclwatch.engine.slow.lateness import MOSTLY
 from ncclwatch.engine.verdict import RAISE_LIMIT
 from ncclwatch.model.topology import DATA_WORDS, PARALLEL, Role, Topology
@@ -28,6 +28,7 @@ from ncclwatch.model.verdict import (
     places,
     stands_in,
 )  # fmt: skip
+from ncclwatch.model.verdict import SlowKind as Kind
 from ncclwatch.text import compressed
 
 PLAIN_RATIO = 1.0

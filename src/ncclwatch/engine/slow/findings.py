@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from statistics import median
 
 import numpy as np
@@ -23,6 +22,7 @@ from ncclwatch.engine.slow.profile import Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.topology import Topology
+from ncclwatch.model.verdict import SlowKind as Kind
 
 Pair = tuple[ProcessKey, ProcessKey]
 """Sender and receiver of a link."""
@@ -37,22 +37,6 @@ slow and since. Unit: any of these. From: one may be odd; calibration judges by 
 """
 KEPT = 40
 """Bound: newest measurements of a link; they are made every few seconds."""
-
-
-class Kind(StrEnum):
-    """What a finding is about, as it is said."""
-
-    COMPUTE = "computation"
-    HOST = "host"
-    KERNEL = "communication kernel"
-    PROXY = "proxy"
-    NIC = "network interface"
-    LINK = "link"
-
-    @property
-    def computes(self) -> bool:
-        """Whether it counts as slow computation (S1); the rest is communication (S2)."""
-        return self in (Kind.COMPUTE, Kind.HOST)
 
 
 @dataclass(slots=True)
@@ -137,9 +121,8 @@ def equals(job: Job, topology: Topology | None, cadences: Cadences, *, by_means:
         if topology is not None and rank is not None and 0 <= rank < topology.world:
             stage = int(topology.stage[rank])
         program = cadence.program if cadence is not None else 0
-        known = stage >= 0 or program
         does = ("stage", stage) if stage >= 0 else ("program", program)
-        keys.append((_means(member) if by_means else (), does) if known else None)
+        keys.append((_means(member) if by_means else (), does) if stage >= 0 or program else None)
     times = Counter(keys)
     return _numbered([key if times[key] > 1 else None for key in keys])
 

@@ -20,7 +20,7 @@ from ncclwatch.engine.slow.cadence import Cadence, Iteration, Times
 from ncclwatch.engine.slow.detect import ENOUGH
 from ncclwatch.engine.slow.findings import hosts
 from ncclwatch.engine.slow.snapshot import NEAR_SHARE
-from ncclwatch.engine.transfers import numbered
+from ncclwatch.engine.transfers import medians, numbered
 from ncclwatch.model.device import DeviceCommunicator, KernelState
 from ncclwatch.model.identity import ProcessKey
 
@@ -336,14 +336,6 @@ def _numbered(*columns: NDArray[Any]) -> tuple[Indices, Indices]:
     """A number for each row that is equal where all columns are, from 0; and how many rows have each."""
     number = numbered([np.asarray(column, np.int64) for column in columns])
     return number, np.bincount(number)
-
-
-def medians(values: Times, key: Indices) -> tuple[Times, Indices]:
-    """The median of the values of each key (0 to the largest; nan where there is none), and of how many it is."""
-    sizes = np.bincount(key)
-    ordered, first = np.append(values[np.lexsort((values, key))], np.nan), np.cumsum(sizes) - sizes
-    middle = (ordered[first + np.maximum(sizes - 1, 0) // 2] + ordered[first + sizes // 2]) / 2
-    return np.where(sizes, middle, np.nan), sizes
 
 
 # --- clocks of nodes ----------------------------------------------------------------------------------------------------------

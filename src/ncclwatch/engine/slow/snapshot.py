@@ -163,31 +163,29 @@ def take_look(
 
 def _proven(case: Case, kernels: Mapping[int, Kernels], near_s: float) -> tuple[list[Fact | FactColumns[Any]], set[Node]]:
     """The waits that were, and who may wait in others: such a one is no end of the waits. Few become objects."""
-    job, edges, doubtful = case.job, list[Fact | FactColumns[Any]](), set[Node]()
-    begun, ended = np.zeros((2, 1 + max(kernels, default=-1)), np.int64)
-    for member in job.members:
-        begun[member.index], ended[member.index] = member.last.wall_ns, member.last.wall_ns + member.last.duration_ns
+    job, near_ns, edges, doubtful = case.job, near_s * 1e9, list[Fact | FactColumns[Any]](), set[Node]()
+    begun, ended = times = np.zeros((2, 1 + max(kernels)), np.int64)
+    times[:, list(kernels)] = np.transpose([(m.last.wall_ns, m.last.wall_ns + m.last.duration_ns) for m in job.members])
     mixed = [index for index, own in kernels.items() if not all(map(own.waits, own.of))]
 
     def counts(wait: Wait) -> bool:
         # Nobody is held up in a ring through shared memory of which nothing shows that it has begun it.
         end = wait.end
-        if wait.weak if end is None else not kernels[end.member.index].waits(end.operation.address):
-            return False
-        if not is_proven(job, wait, near_s):
+        seen = not wait.weak if end is None else kernels[end.member.index].waits(end.operation.address)
+        if seen and not is_proven(job, wait, near_s):
             doubtful.add(wait.subject)
             return False
-        return True
+        return seen
 
     for part in case.facts.parts(FactKind.WAITS_FOR):
         if isinstance(part, FactColumns):
             known = (part.object >= 0) & ~np.isin(part.subject, mixed)
-            known[known] = ended[part.subject[known]] - begun[part.object[known]] <= near_s * 1e9
+            known[known] = ended[part.subject[known]] - begun[part.object[known]] <= near_ns
             known[~known] = [counts(part.make(place)) for place in np.flatnonzero(~known).tolist()]
             edges.append(part.some(np.flatnonzero(known)))
         else:
             edges += [part] if isinstance(part, Wait) and counts(part) else []
-    edges += filter(counts, laggards(job))
+    edges += filter(counts, laggards(job, case.rings))
     return edges, doubtful
 
 
@@ -203,11 +201,11 @@ def _activities(
 ) -> tuple[dict[ProcessKey, Activity], frozenset[ProcessKey]]:
     """What each rank does, and for whom that is only inferred."""
     waiting: dict[int, set[bool]] = defaultdict(set)  # for ranks (False), links (True)
-    subjects, awaited = waits.waits.subject.tolist(), waits.waits.object.tolist()
-    links = {number for number in set(awaited) if number < 0 and isinstance(waits.nodes.node(number), LinkNode)}
-    for waiter, number in zip(subjects, awaited, strict=True):
-        waiting[waiter].add(number in links)
-    awaited = set(awaited)
+    subjects, objects = waits.waits.subject.tolist(), waits.waits.object.tolist()
+    awaited = set(objects)
+    links = {number for number in awaited if number < 0 and isinstance(waits.nodes.node(number), LinkNode)}
+    for subject, number in zip(subjects, objects, strict=True):
+        waiting[subject].add(number in links)
     found: dict[ProcessKey, Activity] = {}
     inferred: set[ProcessKey] = set()
     for member in job.members:
@@ -302,9 +300,8 @@ def is_proven(job: Job, wait: Wait, near_s: float) -> bool:
     who waits had already waited at the look before.
     """
     if isinstance(wait.object, LinkNode):
-        group, end = job.groups.get(wait.object.group_id), None
-        held = [group.members.get(rank) if group else None for rank in (wait.object.source, wait.object.destination)]
-        first, then = (one[0] if one else None for one in held)
+        end = None
+        first, then = map(job.groups[wait.object.group_id].holder, wait.object[1:3])
     else:
         nodes, end = (wait.subject, wait.object), wait.end
         first, then = (job.member(node.index) if isinstance(node, RankNode) else None for node in nodes)

@@ -96,7 +96,6 @@ def read(job: KnownJob, uses: Sequence[Use], observed: set[int], *, repeats: int
 
 
 def _reason(role: Role, kind: Family, counted: bool) -> tuple[float, str]:
-    """How sure a role is, and why."""
     times = int(kind.uses[0].total)
     names = " and ".join(sorted(FUNCTION_NAMES.get(function, "") for function in kind.functions)) or "operations"
     if role is not Role.UNSURE and not counted:

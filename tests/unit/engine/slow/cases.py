@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from ncclwatch.engine.slow.attribute import find
-from ncclwatch.engine.slow.findings import Context, Kind
+from ncclwatch.engine.slow.findings import Context
 from ncclwatch.engine.slow.lateness import Lateness
 from ncclwatch.engine.slow.profile import add_up
 from ncclwatch.engine.slow.snapshot import Activity, Hold, LinkPlace, Look, Part
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.verdict import SlowKind as Kind
 
 RANKS = 8
 ALL = frozenset(range(RANKS))

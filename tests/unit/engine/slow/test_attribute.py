@@ -11,10 +11,11 @@ import pytest
 from ncclwatch.engine.slow import attribute
 from ncclwatch.engine.slow.attribute import find, likeliest, log_odds, posterior
 from ncclwatch.engine.slow.calibration import TABLE
-from ncclwatch.engine.slow.findings import Context, Kind
+from ncclwatch.engine.slow.findings import Context
 from ncclwatch.engine.slow.profile import Profile, add_up
 from ncclwatch.engine.slow.snapshot import Activity, Hold, Look, Part
 from ncclwatch.engine.slow.terms import TERMS, CandidateKind, Members, Terms, measure
+from ncclwatch.model.verdict import SlowKind as Kind
 from unit.engine.slow.cases import (
     ALL,
     HEALTHY,

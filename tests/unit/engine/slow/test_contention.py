@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from ncclwatch.engine.slow.classify import held_back_alone, lacks_cpu, running_part, short_of_cpu
-from ncclwatch.engine.slow.findings import Context, Kind
+from ncclwatch.engine.slow.findings import Context
 from ncclwatch.engine.slow.profile import add_up
 from ncclwatch.engine.slow.snapshot import Activity, CpuTimes, Hold, Look, Part
 from ncclwatch.model.verdict import SlowCause
+from ncclwatch.model.verdict import SlowKind as Kind
 from unit.engine.slow import cases as made
 from unit.engine.slow.cases import Case, cases, link, own, sample
 

@@ -6,7 +6,8 @@ import pytest
 
 from ncclwatch.engine.slow.classify import costs
 from ncclwatch.engine.slow.detect import SlowDown
-from ncclwatch.engine.slow.findings import Finding, Kind
+from ncclwatch.engine.slow.findings import Finding
+from ncclwatch.model.verdict import SlowKind as Kind
 
 SLOW = SlowDown(since=0.0, normal_s=0.6, mean_s=1.0, iterations=20, slow=20)
 

@@ -10,13 +10,14 @@ from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.slow.classify import Judgement
 from ncclwatch.engine.slow.detect import SlowDown
 from ncclwatch.engine.slow.explain import TERM_WORDS, holds, unlocated, verdict
-from ncclwatch.engine.slow.findings import Context, Finding, Kind
+from ncclwatch.engine.slow.findings import Context, Finding
 from ncclwatch.engine.slow.lateness import Lateness
 from ncclwatch.engine.slow.profile import add_up
 from ncclwatch.engine.slow.snapshot import LinkPlace
 from ncclwatch.engine.slow.terms import TERMS
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessSample
+from ncclwatch.model.verdict import SlowKind as Kind
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from unit.synthetic import WORLD, Rank, communicator
 

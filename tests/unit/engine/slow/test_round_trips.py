@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.network import NetworkMemory
-from ncclwatch.engine.slow.findings import Kind, RoundTrips
+from ncclwatch.engine.slow.findings import RoundTrips
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, SocketFacts
 from ncclwatch.model.state import Direction
+from ncclwatch.model.verdict import SlowKind as Kind
 from unit.engine.slow.cases import KEYS, Case, Named, cases, context, link, sample
 from unit.synthetic import WORLD, Rank, communicator, looks
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ncclwatch.engine.case import Case
 from ncclwatch.engine.connections import laggards, rings_inside
 from ncclwatch.engine.edges import Wait
 from ncclwatch.engine.evidence.base import RankNode
@@ -62,7 +63,7 @@ def ring(*written: tuple[int, int]) -> Job:
 
 
 def lagging(job: Job) -> Iterable[Wait]:
-    return laggards(job)
+    return laggards(job, Case(job).rings)
 
 
 def ends_of_waits(waits: Iterable[Wait]) -> set[tuple[int, int]]:
