@@ -181,7 +181,7 @@ def _proven(case: Case, kernels: Mapping[int, Kernels], near_s: float) -> tuple[
         if isinstance(part, FactColumns):
             known = (part.object >= 0) & ~np.isin(part.subject, mixed)
             known[known] = ended[part.subject[known]] - begun[part.object[known]] <= near_ns
-            known[~known] = [counts(part.make(place)) for place in np.flatnonzero(~known).tolist()]
+            known[~known] = [isinstance(one := part.make(at), Wait) and counts(one) for at in np.flatnonzero(~known).tolist()]
             edges.append(part.some(np.flatnonzero(known)))
         else:
             edges += [part] if isinstance(part, Wait) and counts(part) else []
