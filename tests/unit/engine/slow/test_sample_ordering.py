@@ -19,7 +19,7 @@ from unit.synthetic import SECOND, Rank, communicator, recv, send
 def job_read_at(*begun_ms: float, took_ms: float = 10.0) -> Job:
     samples = [SimpleNamespace(wall_ns=int(ms * 1e6), duration_ns=int(took_ms * 1e6)) for ms in begun_ms]
     members = [SimpleNamespace(index=index, last=sample) for index, sample in enumerate(samples)]
-    group = SimpleNamespace(members={index: (member, None) for index, member in enumerate(members)})
+    group = SimpleNamespace(holder=dict(enumerate(members)).get)
     return cast(Job, SimpleNamespace(member=members.__getitem__, groups={7: group}))
 
 
