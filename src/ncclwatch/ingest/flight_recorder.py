@@ -84,8 +84,8 @@ def _jobs(files: Sequence[Path]) -> Iterator[tuple[str, dict[int, Path]]]:
 
 
 def _over_hosts(by_prefix: Mapping[str, list[tuple[int, Path]]]) -> dict[str, list[tuple[int, Path]]]:
-    """Prefixes that hold the name of a host or a time as one: alike but for their numbers, with no rank twice. Two jobs would both
-    have a rank 0.
+    """Prefixes that hold the name of a host or a time as one: alike but for their numbers, with no rank twice. Two jobs would
+    both have a rank 0.
     """
     kin: dict[str, list[str]] = defaultdict(list)
     for prefix in by_prefix:

@@ -40,8 +40,8 @@ _TUPLES = b"\x85\x86\x87\x91"
 BUFFER_BYTES = 1 << 17
 """Fact: what the unpickler asks a file for at a time (``PREFETCH``, CPython, Modules/_pickle.c)."""
 _PICKLED = re.compile(rb"\x80.(?:\x95.{8})?\}", re.DOTALL)
-"""A pickle of a dictionary. From protocol 4 on a frame begins before it: PyTorch writes protocol 2, who loads a dump and keeps it with
-Python's own pickle a later one.
+"""A pickle of a dictionary. From protocol 4 on a frame begins before it: PyTorch writes protocol 2, who loads a dump and keeps it
+with Python's own pickle a later one.
 """
 MARKS = (b"pg_config", b"pg_status", b"profiling_name", b"collective_seq_id", b"record_id", b"nccl_comm_state")
 """Keys of which a dump has some near its beginning."""

@@ -24,7 +24,7 @@ def differences(answer: RasAnswer) -> Iterator[str]:
 
 
 def lag(answer: RasAnswer, comm_hash: int, behind: Collection[int]) -> int:
-    """By how many calls the last of some ranks of a communicator is behind who has called most there; 0 where that is not told."""
+    """By how many calls the last of some ranks of a communicator is behind who has called most; 0 where that is not told."""
     ranks = next((one.ranks for one in answer.communicators if one.hash == comm_hash), ())
     called = {rank.rank: sum(rank.counts.values()) for rank in ranks if rank.counts is not None}
     return max(called.values(), default=0) - min((called[rank] for rank in behind if rank in called), default=0)

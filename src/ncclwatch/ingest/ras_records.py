@@ -134,7 +134,7 @@ def _all_alike(answer: RasAnswer, verdict: Verdict) -> Verdict:
 
 
 def _without_moving(verdict: Verdict, answer: RasAnswer) -> Verdict:
-    """One look at ranks that differ as those of a job that runs do: most of them are behind a few, or several by a single call."""
+    """One look at ranks that differ as in a job that runs: most of them are behind a few, or several are by a single call."""
     communicator = verdict.communicator
     if verdict.verdict_class is not VerdictClass.NOT_ENTERED or communicator is None:
         return verdict
