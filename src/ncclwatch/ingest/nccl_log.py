@@ -115,7 +115,7 @@ def _amend(reader: LogReader, verdict: Verdict) -> Verdict:
     named = {(one.host, one.pid) for one in verdict.culprits}
     warned = [one for one in reader.processes.values() if one.warnings and (not named or (one.host, one.pid) in named)]
     lines = tuple(f"pid {one.pid} on {one.host} warned {one.warned} times, first: {one.warnings[0]}" for one in warned[:SHOWN])
-    waits = tuple(islice(reader.watchdog.lines(), SHOWN))
+    waits = (*_unplaced(reader), *islice(reader.watchdog.lines(), SHOWN))
     if not reader.processes:
         verdict = replace(verdict, summary="; ".join(waits[:SUMMED]))
     confidence = min(verdict.confidence, CONFIDENCE) if verdict.culprits else verdict.confidence
@@ -123,6 +123,19 @@ def _amend(reader: LogReader, verdict: Verdict) -> Verdict:
     return replace(
         verdict, evidence=(*verdict.evidence, *waits, *lines), confidence=confidence, unobserved=unobserved, planes=("nccl-log",)
     )  # fmt: skip
+
+
+def _unplaced(reader: LogReader) -> Iterator[str]:
+    """Who has called less on communicators of which the log tells the size alone: whether it is one of them, it does not say."""
+    for size, newest in list(reader.unplaced.items())[:SHOWN]:
+        most = max(newest.values())
+        behind = [f"pid {pid} on {host} (opCount {count:x})" for (host, pid), count in newest.items() if count < most]
+        if behind and 2 * len(behind) < len(newest):
+            more = f" and {len(behind) - SHOWN} more" if len(behind) > SHOWN else ""
+            yield (
+                f"on communicators of {size} ranks whose creation the log does not show, {len(newest)} processes have called up "
+                f"to opCount {most:x}, but {', '.join(behind[:SHOWN])}{more}"
+            )
 
 
 # --- records ------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -28,7 +28,7 @@ MAX_PROCESSES, MAX_COMMUNICATORS, MAX_RANKS = 65536, 1024, 1 << 20
 """Processes in all, communicators of one process that are alive, ranks of a communicator."""
 KEPT_CALLS = 1024
 """Newest calls of a communicator on a process; older ones are counted."""
-MAX_RINGS, MAX_WARNINGS, SHOWN_CHARACTERS = 64, 4, 240
+MAX_RINGS, MAX_SIZES, MAX_WARNINGS, SHOWN_CHARACTERS = 64, 64, 4, 240
 
 LINE = re.compile(
     r"(?<![\w.-])([\w.-]{1,128}):(\d{1,9}):(\d{1,9}) "
@@ -44,7 +44,7 @@ _COMM_ID = re.compile(r" commId 0x([0-9a-f]{1,16})")
 _PARENT = re.compile(r" parent (0x[0-9a-f]{1,16})(?: splitCount (-?\d{1,9}))? color (-?\d{1,9}) ")
 _CALL = re.compile(
     r"(\w{1,24}): opCount ([0-9a-f]{1,16}) sendbuff \S{1,20} recvbuff \S{1,20} (?:acc \S{1,20} )?count (\d{1,19}) "
-    r"datatype (\d{1,4}) op (-?\d{1,9}) root (-?\d{1,9}) comm (0x[0-9a-f]{1,16}) \[nranks=\d{1,9}\]"
+    r"datatype (\d{1,4}) op (-?\d{1,9}) root (-?\d{1,9}) comm (0x[0-9a-f]{1,16}) \[nranks=(\d{1,9})\]"
 )
 _RING = re.compile(r"Ring (\d{1,5}) : (\d{1,9}) -> (\d{1,9}) -> (\d{1,9})")
 _CHANNEL = re.compile(r"Channel \d{1,5}(?:/\d{1,5})? : " + _DEVICES + r"(?: \[\w+\])? via ([A-Z0-9]+(?:/[A-Za-z]\w*)?)")
@@ -132,6 +132,8 @@ class LogReader:
         self.calls_logged = False
         self.lines = 0
         self.left_out: Counter[str] = Counter()
+        self.unplaced: dict[int, dict[tuple[str, int], int]] = defaultdict(dict)
+        """By size of communicators whose creation the log does not show, the newest ``opCount`` of each process."""
         self.watchdog = Watchdog()
 
     def take(self, lines: Iterable[bytes]) -> None:
@@ -195,6 +197,9 @@ class LogReader:
     def _call(self, process: LoggedProcess, found: re.Match[str]) -> None:
         self.calls_logged = True
         function, communicator = FUNCTIONS.get(found[1]), process.alive.get(int(found[7], 16))
+        size = int(found[8])
+        if function is not None and communicator is None and (size in self.unplaced or len(self.unplaced) < MAX_SIZES):
+            self.unplaced[size][process.host, process.pid] = int(found[2], 16)
         if function is None or communicator is None:
             self.left_out["calls of a function or on a communicator that the log does not tell"] += 1
             return

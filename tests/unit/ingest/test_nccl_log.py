@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -282,3 +283,12 @@ def test_a_log_without_its_beginning_that_has_the_first_calls_says_who_is_behind
     assert "opCount 0 " in log
     verdict = verdict_of(read(tmp_path, log))
     assert (verdict.verdict_class, [culprit.rank for culprit in verdict.culprits]) == (VerdictClass.NOT_ENTERED, [1])
+
+
+def test_calls_on_communicators_of_unknown_creation_tell_who_has_called_less(tmp_path: Path) -> None:
+    """An excerpt of a log, as people pass it on."""
+    log = "".join(line for line in STUCK.splitlines(keepends=True) if "opCount" in line)
+    verdict = verdict_of(read(tmp_path, log))
+    assert not verdict.verdict_class.accuses
+    calls = Counter(re.findall(r"^node:(\d+):", log, re.MULTILINE))
+    assert any(f"but pid {min(calls, key=lambda pid: calls[pid])} on node (opCount" in line for line in verdict.evidence)
