@@ -38,7 +38,7 @@ _DEVICES = r"\d{1,9}\[\w{1,16}\] -> \d{1,9}\[\w{1,16}\]"
 _LIFE = re.compile(
     r"comm (0x[0-9a-f]{1,16}) rank (\d{1,9}) nranks (\d{1,9}) cudaDev (-?\d{1,9})(?: nvmlDev -?\d{1,9})? "
     r"?(?:busId ([0-9a-f]{1,16}))?(.*?)"
-    r" ?- (Init START|Init COMPLETE|Destroy COMPLETE|Abort COMPLETE)$"
+    r" ?- (Init START|Init COMPLETE|Destroy COMPLETE|Abort COMPLETE)\b"
 )
 _COMM_ID = re.compile(r" commId 0x([0-9a-f]{1,16})")
 _PARENT = re.compile(r" parent (0x[0-9a-f]{1,16})(?: splitCount (-?\d{1,9}))? color (-?\d{1,9}) ")
@@ -126,8 +126,8 @@ class LogReader:
 
     def __init__(self) -> None:
         self.processes: dict[tuple[str, int], LoggedProcess] = {}
-        self._hosts: dict[int, str] = {}
-        """By pid, the host of the first process that has it."""
+        self._hosts: dict[int, list[str]] = defaultdict(list)
+        """By pid, the hosts of processes that have it."""
         self.version: tuple[int, int, int] | None = None
         self.calls_logged = False
         self.lines = 0
@@ -152,7 +152,7 @@ class LogReader:
 
     def _line(self, line: str) -> LoggedProcess | None:
         found, process = LINE.search(line), None
-        while found is not None and (process := self._process(found[1], int(found[2]))) is not None:
+        while found is not None and (process := self._process(found[1], int(found[2]), inside=process is not None)) is not None:
             within = LINE.search(found[5]) if "NCCL " in found[5] else None
             if within is None:
                 self._said(process, found[4], found[5])
@@ -162,16 +162,17 @@ class LogReader:
             found = within
         return process
 
-    def _process(self, host: str, pid: int) -> LoggedProcess | None:
-        known = self._hosts.setdefault(pid, host)
-        # Inside a line the name of the host may follow a word without a space.
-        host = known if host.endswith(known) else host
+    def _process(self, host: str, pid: int, *, inside: bool) -> LoggedProcess | None:
+        if inside:
+            # The name of the host may follow a word without a space.
+            host = next((known for known in self._hosts.get(pid, ()) if host.endswith(known)), host)
         process = self.processes.get((host, pid))
         if process is None:
             if len(self.processes) >= MAX_PROCESSES:
                 self.left_out["processes"] += 1
                 return None
             process = self.processes[host, pid] = LoggedProcess(host, pid)
+            self._hosts[pid].append(host)
         return process
 
     def _said(self, process: LoggedProcess, level: str, said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import re
 from collections import Counter
@@ -257,6 +258,12 @@ def test_communicators_without_an_id_are_left_out_where_a_rank_would_be_there_tw
 def test_what_others_put_before_a_line_does_not_matter(tmp_path: Path, before: str) -> None:
     verdict = verdict_of(read(tmp_path, "".join(before + line for line in STUCK.splitlines(keepends=True))))
     assert [culprit.rank for culprit in verdict.culprits] == [1]
+
+
+def test_lines_that_a_container_engine_has_put_into_json_are_read(tmp_path: Path) -> None:
+    log = "".join(json.dumps({"log": line, "stream": "stdout"}) + "\n" for line in STUCK.splitlines(keepends=True))
+    verdict = verdict_of(read(tmp_path, log))
+    assert (verdict.verdict_class, [culprit.rank for culprit in verdict.culprits]) == (VerdictClass.NOT_ENTERED, [1])
 
 
 def test_a_line_that_another_process_wrote_into_costs_that_process_its_calls(tmp_path: Path) -> None:

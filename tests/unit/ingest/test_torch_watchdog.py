@@ -61,6 +61,10 @@ def test_who_has_called_less_than_others_wait_in_is_told() -> None:
     ]
 
 
+def test_a_rank_far_from_the_others_takes_no_memory_for_those_between() -> None:
+    assert said(timed_out(9_999_999, 1)) == ["rank 9999999 waits in ALLREDUCE #1 of a process group that is not told, for 600 s"]
+
+
 def test_lines_of_older_releases_are_read() -> None:
     assert said(OLDER, OLDEST) == [
         "rank 3 waits in an operation #1580 of process group 1",
