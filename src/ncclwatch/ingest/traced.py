@@ -103,7 +103,7 @@ def look_times(begin_ns: int, end_ns: int, quiet_until_ns: int, ranks: int = 1) 
     last = min(quiet_until_ns, end_ns + int(LONGEST_QUIET_S * SECOND))
     while looks[-1] + wait < last:
         looks.append(looks[-1] + wait)
-        wait = min(wait * 2, 60 * SECOND)
+        wait *= 2
     if last - looks[-1] >= SECOND // 2:
         looks.append(last)
     return looks
