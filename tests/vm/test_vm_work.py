@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -21,10 +20,11 @@ from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.collect.counting import NO_BUDGET
 from ncclwatch.collect.node import NodeCollector
 from ncclwatch.model.state import Direction
-from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow
+from ncclwatch.model.work import Counting, Scope, WorkWindow
 from ncclwatch.wire.governor import Mode
 from ncclwatch.wire.orders import Order
 from testbed.job import Job, available
+from testbed.work_windows import ORDER, enough, iterations_between, ports_of, watch
 from vm.fabric import Fabric
 
 pytestmark = pytest.mark.vm
@@ -49,54 +49,9 @@ def job_of(soft_roce: Fabric, **options: Any) -> Job:
     return soft_roce.job(VERSION, 2, count=COUNT, extra=("--time", "--pause-us", str(PAUSE_US)), **options)
 
 
-def watch(
-    job: Job, mode: Mode, windows: int, seconds: float = 150, *, order: bool = False
-) -> tuple[list[FlowWindow], list[NodeBatch]]:
-    """Collect until each rank has so many windows of its port."""
-    collector = NodeCollector(every=False, wire=(mode, BUDGET))
-    found: list[FlowWindow] = []
-    batches = []
-    ordered = not order
-    try:
-        batches.append(collector.start(job.pids, calls=False))
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            batches.append(collector.step())
-            found += batches[-1].work
-            if not ordered and found:
-                ordered = collector.order(Order(5, tuple(job.pids), seconds=0.2, share=0.5))
-            if enough(found, windows) and (not order or any(window.order == 5 for window in found)):
-                break
-    finally:
-        collector.close()
-    return found, batches
-
-
-def enough(found: list[FlowWindow], windows: int) -> bool:
-    ports = [window.pid for window in found if window.scope is Scope.PORT]
-    return len(set(ports)) == 2 and all(ports.count(pid) >= windows for pid in set(ports))
-
-
-def iterations_between(job: Job, rank: int, begin_ns: int, end_ns: int) -> float:
-    """Iterations of a rank in a span of CLOCK_MONOTONIC, with the parts at its ends."""
-    text = job.log_path(rank).read_text(errors="replace")
-    times = [float(at) for at in re.findall(r"iteration \d+ took [\d.e-]+ at ([\d.]+)", text)]
-    assert len(times) > 2 and times[0] * 1e9 < begin_ns and times[-1] * 1e9 > end_ns, (times[:2], times[-2:], begin_ns, end_ns)
-    return place_of(times, end_ns / 1e9) - place_of(times, begin_ns / 1e9)
-
-
-def place_of(times: list[float], at: float) -> float:
-    after = next(i for i, time in enumerate(times) if time >= at)
-    return after - (times[after] - at) / (times[after] - times[after - 1])
-
-
-def ports_of(found: list[FlowWindow], pid: int) -> list[FlowWindow]:
-    return [window for window in found if window.scope is Scope.PORT and window.pid == pid and not window.order]
-
-
 def test_exact_windows_are_what_the_collective_must_move(job: Job, soft_roce: Fabric) -> None:
     with job:
-        found, batches = watch(job, Mode.EXACT, 5)
+        found, batches = watch(job, Mode.EXACT, 5, budget=BUDGET, seconds=150)
         pids = list(job.pids)
         assert enough(found, 5), batches[-1].planes
         job.wait_progress(2)
@@ -121,12 +76,13 @@ def test_exact_windows_are_what_the_collective_must_move(job: Job, soft_roce: Fa
     assert busy and all(work.latency_p50_ns and work.latency_p99_ns and work.throughput for work in busy), busy
 
 
+@pytest.mark.long
 def test_bursts_tell_rates_and_an_order_is_answered(job: Job) -> None:
     with job:
-        found, batches = watch(job, Mode.BURSTS, 14, order=True)
+        found, batches = watch(job, Mode.BURSTS, 14, budget=BUDGET, seconds=150, order=True)
         assert enough(found, 14), batches[-1].planes
         job.wait_progress(2)
-        ordered = [window.work for window in found if window.order == 5 and window.scope is Scope.PORT]
+        ordered = [window.work for window in found if window.order == ORDER and window.scope is Scope.PORT]
         assert len(ordered) == 2 and all(work.counting is Counting.ORDER and work.posted for work in ordered), ordered
         for rank, pid in enumerate(job.pids):
             works = [window.work for window in ports_of(found, pid)]
