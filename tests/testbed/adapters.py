@@ -30,7 +30,7 @@ NODES = ((1, 3), (1, 5), (1, 7), (1, 8), (1, 9))
 ADAPTERS = Path("/sys/class/infiniband")
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_CLONE_NEWNS = 0x20000
+_CLONE_NEWNS, _CLONE_FS = 0x20000, 0x200
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 1 << 18
 
 
@@ -73,6 +73,7 @@ def standing() -> Iterator[None]:
         try:
             yield
         finally:
+            _call("folders of its own", _LIBC.unshare(_CLONE_FS))  # threads that were started since share them
             _call("back into the mount namespace", _LIBC.setns(before, _CLONE_NEWNS))
             os.chdir(place)
     finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from testbed.adapters import ADAPTERS, AdapterNetwork, name_of, standing
-from testbed.job import VERSIONS, JobError, available
+from testbed.job import VERSIONS, Job, JobError, available
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -55,11 +55,11 @@ def test_several_queue_pairs_carry_a_connection(network: AdapterNetwork) -> None
 
 def test_an_adapter_ends_with_its_process(network: AdapterNetwork) -> None:
     with network.job(VERSION, 2, hosts=(1, 1)) as job:
-        adapters = {pid for rank in job.pids for pid in _children(rank) if b"testbed-adapter" in _command(pid)}
+        adapters = adapters_of(job)
         assert len(adapters) == 2
-        os.kill(job.pids[0], 19)
+        job.freeze(0)
         job.kill(0)
-        _until_gone(next(iter(pid for pid in adapters if pid not in _children(job.pids[1]))))
+        _until_gone(adapters[0])
     for pid in adapters:
         _until_gone(pid)
 
@@ -84,6 +84,11 @@ def test_a_far_end_that_stays_silent_is_an_error_of_the_request(network: Adapter
         network.link(1).down()
         _until(lambda: "status=12" in all_told(tmp_path), 60)
         assert all(job.alive(rank) for rank in range(2))
+        network.link(1).up()  # what was sent before arrives after all, and is of no matter any more
+        time.sleep(2.0)
+        adapters = adapters_of(job)
+    for pid in adapters:
+        _until_gone(pid)
 
 
 def test_an_adapter_takes_what_comes_while_its_process_is_stopped(network: AdapterNetwork, tmp_path: Path) -> None:
@@ -110,12 +115,11 @@ def all_told(folder: Path) -> str:
     return "".join(path.read_text(errors="replace") for path in folder.iterdir())
 
 
-def _children(pid: int) -> list[int]:
-    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
-
-
-def _command(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
+def adapters_of(job: Job) -> list[int]:
+    """The processes that stand for the ranks' adapters."""
+    folders = [folder for pid in job.pids for folder in Path(f"/proc/{pid}/task").iterdir()]
+    children = [int(child) for folder in folders for child in (folder / "children").read_text().split()]
+    return [child for child in children if b"testbed-adapter" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def _until_gone(pid: int) -> None:

@@ -152,22 +152,6 @@ static void complete_request(uint32_t index, uint32_t status)
 	pair->done++;
 }
 
-/* The first request fails, what is behind it is flushed. */
-static void break_off(uint32_t index, uint32_t status)
-{
-	struct pair *pair = &shared->pairs[index];
-
-	pair->state = FAILED;
-	for (; pair->done != pair->posted; status = IBV_WC_WR_FLUSH_ERR)
-		complete_request(index, status);
-	for (; pair->taken != pair->wanted; pair->taken++)
-		complete(pair->receive_queue,
-			 (struct completion){pair->receives[pair->taken % REQUESTS].id, IBV_WC_WR_FLUSH_ERR, IBV_WC_RECV, 0,
-					     number_of(shared, index), 0, 0});
-}
-
-/* --- what leaves --- */
-
 static void forget(uint32_t index)
 {
 	struct departure *departure = &departures[index];
@@ -176,6 +160,23 @@ static void forget(uint32_t index)
 		close(departure->fd);
 	departure->fd = 0;
 }
+
+/* The first request fails, what is behind it is flushed, and what the far end still says is of no matter. */
+static void break_off(uint32_t index, uint32_t status)
+{
+	struct pair *pair = &shared->pairs[index];
+
+	pair->state = FAILED;
+	forget(index);
+	for (; pair->done < pair->posted; status = IBV_WC_WR_FLUSH_ERR)
+		complete_request(index, status);
+	for (; pair->taken < pair->wanted; pair->taken++)
+		complete(pair->receive_queue,
+			 (struct completion){pair->receives[pair->taken % REQUESTS].id, IBV_WC_WR_FLUSH_ERR, IBV_WC_RECV, 0,
+					     number_of(shared, index), 0, 0});
+}
+
+/* --- what leaves --- */
 
 static void connect_to(uint32_t index)
 {
@@ -277,7 +278,7 @@ static void send_on(uint32_t index)
 			departure->under_way = 0;
 			departure->sent++;
 		}
-		if (departure->sent == pair->posted)
+		if (departure->sent >= pair->posted)
 			break;
 		const struct request *request = &pair->requests[departure->sent % REQUESTS];
 		if (request->opcode == IBV_WR_RDMA_READ) {
@@ -320,7 +321,7 @@ static void hear(uint32_t index)
 			continue;
 		departure->answered = 0;
 		departure->alive_ns = now_ns();
-		for (; departure->placed != departure->answer.placed && pair->done != departure->sent; departure->placed++)
+		for (; departure->placed != departure->answer.placed && pair->done < departure->sent; departure->placed++)
 			complete_request(index, IBV_WC_SUCCESS);
 		if (departure->answer.status != IBV_WC_SUCCESS) {
 			break_off(index, departure->answer.status);
@@ -596,7 +597,7 @@ static void departure_event(uint32_t index, uint32_t events)
 	}
 	if (events & EPOLLIN)
 		hear(index);
-	if (events & EPOLLOUT) {
+	if (departure->fd && events & EPOLLOUT) {
 		departure->connected = 1;
 		departure->blocked = 0;
 		watch(EPOLL_CTL_MOD, departure->fd, EPOLLIN, DEPARTURE, index);
