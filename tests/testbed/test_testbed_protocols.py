@@ -58,6 +58,41 @@ def test_messages_larger_than_the_buffers_of_lines(algorithm: str, protocol: str
         finish(job)
 
 
+@pytest.mark.parametrize("ranks", [3, 4, 7, 8])
+@pytest.mark.parametrize("release", ["2.27.5", "2.32.3"])
+def test_pat_gathers_and_scatters(release: str, ranks: int) -> None:
+    """Messages of which one step takes several blocks, and some of which each takes several steps."""
+    with Job(
+        release, ranks, "sizes", iterations=1, count=1 << 19, verify=True, env=LOG, algorithm="PAT", wait_for="nothing"
+    ) as job:
+        finish(job)
+        choices = chosen(job.log(0))
+    by_pat = {choice.collective for choice in choices if (choice.algorithm, choice.protocol) == ("PAT", "Simple")}
+    assert by_pat == {"AllGather", "ReduceScatter"}
+    assert not any(choice.algorithm != "PAT" for choice in choices if choice.collective in by_pat), choices
+
+
+@pytest.mark.parametrize("type_", ["i8", "f64"])
+@pytest.mark.parametrize("reduction", ["prod", "max"])
+def test_pat_reduces_other_types(type_: str, reduction: str) -> None:
+    extra = ("--type", type_, "--reduction", reduction)
+    with Job(
+        "2.27.5", 5, "reducescatter", iterations=2, count=40_011, verify=True, extra=extra, env=LOG, algorithm="PAT",
+        wait_for="nothing",
+    ) as job:  # fmt: skip
+        finish(job)
+        assert {choice.algorithm for choice in chosen(job.log(0))} == {"PAT"}
+
+
+def test_broadcasts_of_a_group_are_batched() -> None:
+    """From 2.29 on NCCL makes one operation of broadcasts of several roots: its log has no choice for a broadcast then."""
+    with Job(
+        "2.32.3", 4, "allgatherv", hosts=(2, 2), iterations=3, count=300_007, verify=True, env=LOG, wait_for="nothing"
+    ) as job:
+        finish(job)
+        assert not any(choice.collective == "Broadcast" for choice in chosen(job.log(0)))
+
+
 @pytest.mark.parametrize("protocol", ["LL", "LL128"])
 def test_an_abort_ends_kernels_that_wait_for_flags(protocol: str) -> None:
     extra = ("--abort-after", "0.5")
