@@ -55,7 +55,7 @@ TENSOR_SIZES = (8, 256, 1 << 15, 1 << 20, 1 << 22)
 (tests/testbed/README.md).
 """
 WIDE = {"tp": {"tp": 4, "dp": 1}, "dp": {"tp": 1, "dp": 4}}
-"""Layouts in which all ranks are one group, by its role: tensor groups call AllReduce, data groups AllGather and ReduceScatter."""
+"""Layouts with all ranks in one group, by its role: tensor groups call AllReduce, data groups AllGather and ReduceScatter."""
 IN = "+"
 """Between the name of a scenario and the role of the group that all ranks are in."""
 AT = "@"
