@@ -6,7 +6,8 @@
 
 Releases and message sizes take turns; with a seed they, the rank with the fault, its group and the order are drawn. Groups of two
 see rings alone, so a seed also puts all four ranks into one group: NCCL joins these by trees between nodes, and uses LL128 inside
-one. What can be seen of each fault was written down before (:mod:`score.observable`).
+one. What can be seen of each fault was written down before (:mod:`score.observable`); whether a slow job is
+slower at all, its own iterations say (:mod:`score.visible`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from score.real import Attach, Outcome, OwnLines, Recording, Roster, Run, Saved,
 from score.scoring import Tally
 from score.stalls import where_it_stalled
 from score.table import REAL, grid
+from score.visible import SLOW_CLASSES, visibility
 from testbed.choices import RUN
 from testbed.job import JobError, build
 
@@ -233,6 +235,7 @@ def judge(
     scenario: Scenario, recording: Recording, since: float, run: Run, attach: Attach, nbytes: tuple[int, int], note: str
 ) -> Judged:
     """Judge a recording."""
+    hidden = why_hidden(scenario, run.nccl, attach) or _too_little(scenario, recording, since)
     tally, last = Tally(scenario, Roster(scenario, recording), "ncclwatch"), list[Verdict]()
     for moment, verdicts in recording.said():
         tally.hear(verdicts, moment - since)
@@ -241,10 +244,18 @@ def judge(
     return Judged(
         scenario=run.scenario.name, nccl=run.nccl, ranks_per_node=scenario.layout.ranks_per_node, nbytes=nbytes,
         attach=str(attach), chosen=recording.own.chosen if recording.own else (), score_class=str(result.score_class),
-        hidden=why_hidden(scenario, run.nccl, attach), right=result.right, said=result.said, named=tuple(result.named),
+        hidden=hidden, right=result.right, said=result.said, named=tuple(result.named),
         innocents=result.innocents, last=str(last[0].verdict_class) if last else "",
         summary=result.summary or (last[0].summary if last else ""), note=note,
     )  # fmt: skip
+
+
+def _too_little(scenario: Scenario, recording: Recording, since: float) -> str:
+    """Why a fault that slows the job cannot be seen in how long its iterations take; empty where it can, and for other faults."""
+    if scenario.expect.score_class not in SLOW_CLASSES or recording.own is None or not recording.batches:
+        return ""
+    shown = visibility(scenario, recording.own.iterations, since, recording.batches[-1].time_ns / 1e9)
+    return "" if shown.visible else shown.text
 
 
 def tables(judged: Sequence[Judged]) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.simulate.layout import groups
 from ncclwatch.simulate.scenario import Scenario, ScoreClass, load
 from score.nccl_choice import (
@@ -18,10 +19,12 @@ from score.nccl_choice import (
     by_name,
     cast,
     draw,
+    judge,
     moved,
     tables,
     widened,
 )
+from score.real import Attach, OwnLines, Recording, Run, Transport
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "scenarios"
 
@@ -90,6 +93,19 @@ def test_a_proxy_that_stalls_may_be_named_with_the_other_ends_of_its_links(quick
     stall = next(one for one in quick if one.name == "quick-proxy-stall")
     assert cast(stall, 2, (8, 8), "2.27.5").expect.also == (0, 3)
     assert cast(widened(stall, "tp"), 2, (8, 8), "2.27.5").expect.also == (0, 2, 3)
+
+
+def test_what_slows_a_job_by_less_than_other_work_on_the_machine_does_is_hidden(quick: list[Scenario]) -> None:
+    """The rule is score.visible's: iterations of 1 s, and then of 1.05 s or of 3 s."""
+    slow = cast(next(one for one in quick if one.name == "quick-slow-loader"), 2, (8, 8), "2.27.5")
+    run = Run(slow, "2.27.5", Transport.P2P, (Attach.LIVE,))
+    for after, hidden in ((1.05, "does not show"), (3.0, "")):
+        lines = [(1.0 + step % 7 / 20, float(step)) for step in range(1, 31)] + [
+            (after, 30 + after * step) for step in range(1, 6)
+        ]
+        batch = NodeBatch(host="host", boot_id="boot", sequence=0, time_ns=int(60e9), wall_ns=0, looked=True)
+        said = judge(slow, Recording([batch], OwnLines(tuple(lines))), 30.0, run, Attach.LIVE, (8, 8), "")
+        assert hidden in said.hidden and bool(hidden) == bool(said.hidden), said.hidden
 
 
 def test_a_job_counts_in_the_row_of_each_pair_that_it_used() -> None:
