@@ -41,14 +41,26 @@ from ncclwatch.store.replay import Recordings
 from ncclwatch.wire.governor import DEFAULT_BUDGET
 from score.diagnosers import HANG_CLASSES
 from score.exact import share
-from score.real import Attach, Outcome, OwnLines, Recording, Roster, Run, Saved, Transport, Watcher, as_played, expected, record
+from score.real import (
+    Attach,
+    Outcome,
+    OwnLines,
+    Recording,
+    Roster,
+    Run,
+    Saved,
+    Transport,
+    Watcher,
+    as_played,
+    expected,
+    network_of,
+    record,
+)
 from score.scoring import Result, Tally
 from score.table import grid
 from score.visible import visibility
-from testbed.adapters import AdapterNetwork, are_there, stand_there
+from testbed.adapters import are_there, stand_there
 from testbed.job import ROOT, JobError
-from testbed.netns import Network as Namespaces
-from testbed.play import LINK_RATE
 
 HANG_S = 12.0
 """For how long a hang is watched; a slow job half as long again."""
@@ -182,9 +194,8 @@ def play(fault: str, nccl: str, seed: int, number: int, folder: Path, transport:
     hangs = scenario.expect.score_class in HANG_CLASSES
     run = Run(scenario, nccl, transport, (Attach.LIVE,), seed, 0, HANG_S if hangs else SLOW_S, str(folder))
     outcome, made = Outcome(run), plan(scenario, links=True)
-    hosts = AdapterNetwork if transport is Transport.VERBS else Namespaces
     try:
-        with hosts(hosts=len(made.hosts), rate=LINK_RATE) as network:
+        with network_of(transport, made) as network:
             record(run, scenario, made, outcome, network, Asked if transport is Transport.VERBS else Watcher)
     except (JobError, NcclwatchError, OSError) as error:
         outcome.note = f"not played: {str(error).splitlines()[0]}"
