@@ -100,10 +100,9 @@ def test_what_slows_a_job_by_less_than_other_work_on_the_machine_does_is_hidden(
     slow = cast(next(one for one in quick if one.name == "quick-slow-loader"), 2, (8, 8), "2.27.5")
     run = Run(slow, "2.27.5", Transport.P2P, (Attach.LIVE,))
     for after, hidden in ((1.05, "does not show"), (3.0, "")):
-        lines = [(1.0 + step % 7 / 20, float(step)) for step in range(1, 31)] + [
-            (after, 30 + after * step) for step in range(1, 6)
-        ]
-        batch = NodeBatch(host="host", boot_id="boot", sequence=0, time_ns=int(60e9), wall_ns=0, looked=True)
+        ends = [(after, 30 + after * step) for step in range(1, 6)]
+        lines = [(1.0 + step % 7 / 20, float(step)) for step in range(1, 31)] + ends
+        batch = NodeBatch(host="host", boot_id="boot", sequence=0, time_ns=int(ends[-1][1] * 1e9), wall_ns=0, looked=True)
         said = judge(slow, Recording([batch], OwnLines(tuple(lines))), 30.0, run, Attach.LIVE, (8, 8), "")
         assert hidden in said.hidden and bool(hidden) == bool(said.hidden), said.hidden
 
