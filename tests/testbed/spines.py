@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from testbed.job import Job
@@ -92,7 +92,12 @@ class Spines:
         above.run(f"ip link set leaf{leaf} up")
         switch.run(f"ip link set up{spine} up")
         above.run(f"ip route add {HOSTS}.{leaf}.0/24 via {subnet}.1")
-        switch.run(f"tc qdisc add dev up{spine} root tbf rate {int(rate * 8)}bit burst {16 * MTU} latency 60ms")
+        self.limit(leaf, spine, rate)
+
+    def limit(self, leaf: int, spine: int, rate: float) -> None:
+        """Let a leaf's uplink to a spine carry so many bytes a second."""
+        what = f"tbf rate {int(rate * 8)}bit burst {16 * MTU} latency 60ms"
+        self.leaves[leaf].run(f"tc qdisc replace dev up{spine} root {what}")
 
     def route(self, leaf: int, destination: str, port: int, source_port: int, protocol: str = "tcp") -> int:
         """The spine that the kernel of a leaf takes: what a test checks by; the product never asks."""
@@ -112,17 +117,23 @@ class Spines:
         """Let a spine forward nothing more, with all its links up: leaves send to it as before."""
         self.spines[spine].run("sysctl -qw net.ipv4.ip_forward=0")
 
-    def job(self, *, pins: tuple[str, str] | None = None, **options: Any) -> Job:
-        """A job of two ranks, one behind each leaf (not started); ``pins`` are the library and its plan."""
+    def job(self, *, pins: tuple[str, str | Sequence[str]] | None = None, **options: Any) -> Job:
+        """A job of two ranks, one behind each leaf (not started); ``pins`` are the library and its plan, or one for each host."""
         environment = {
             "NCCL_SOCKET_IFNAME": "nic",
             "NCCL_MIN_NCHANNELS": "2",
             "NCCL_MAX_NCHANNELS": "2",
             **options.pop("env", {}),
         }
-        if pins is not None:
-            environment |= {"LD_PRELOAD": pins[0], "NCCLWATCH_PATH_PINS": pins[1]}
-        return Job("2.27.5", 2, hosts=(1, 1), env=environment, enter=lambda host: self.hosts[host].enter, **options)
+        library, plan = pins or ("", "")
+        if library:
+            environment["LD_PRELOAD"] = library
+
+        def enter(host: int) -> list[str]:
+            follows = plan if isinstance(plan, str) else plan[host]
+            return [*self.hosts[host].enter, *(["env", f"NCCLWATCH_PATH_PINS={follows}"] if library else [])]
+
+        return Job("2.27.5", 2, hosts=(1, 1), env=environment, enter=enter, **options)
 
     def ports(self, leaf: int, destination: str, port: int, candidates: range) -> Iterator[tuple[int, int]]:
         """(spine, source port) of each candidate."""

@@ -113,7 +113,9 @@ def _amend(silent: SilentRanks, untold: str, newest: RasAnswer, verdict: Verdict
     """A verdict as answers of RAS support it; where nobody is named, whose counts differ."""
     told = replace(silent.amend(verdict), planes=("ras",))
     if not newest.communicators:
-        told = without_ranks(newest.processes, told) if newest.processes else _all_alike(newest, told)
+        # Where communicators are well without them, dead processes are of the past.
+        alone = newest.processes and not newest.sound
+        told = without_ranks(newest.processes, told) if alone else _all_alike(newest, told)
     if untold:
         told = _without_moving(told, newest)
     told = _without_nameless(told)

@@ -450,6 +450,14 @@ DEAD
   1 job process is considered dead (unreachable via the RAS network)
   Process 3748990 on node node1 managing GPU 3
 """
+
+
+def test_a_dead_process_that_no_communicator_misses_is_not_accused(tmp_path: Path) -> None:
+    """A job that has gone on without it, on communicators that it made anew."""
+    verdict = verdict_of(passed_on(tmp_path, TABLE.format("OK") + DEAD_PROCESS[DEAD_PROCESS.index("Errors") :]))
+    assert verdict.verdict_class is VerdictClass.UNKNOWN and not verdict.culprits
+
+
 MONITORED = """RAS Monitor Mode - watching for peer changes (Ctrl+C to exit)...
 ================================================================
 
