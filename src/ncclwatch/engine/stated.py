@@ -99,8 +99,8 @@ def _ended_ranks(case: Case) -> dict[AbsentNode, Sink]:
     """Ranks that were not observed and have ended, that others wait for, or, if none are, of a collective that stands still."""
     job = case.job
     unseen = {node: sink for sink in case.waits.sinks if not sink.is_cycle and isinstance(node := sink.nodes[0], AbsentNode)}
-    # Of whom waits end at nothing more is seen: it may wait in any communicator that it holds.
-    collectives, ends = case.waits.collectives(), [sink.member for sink in case.waits.sinks if sink.member is not None]
+    # Of whom waits end at nothing more is seen: it may wait in any communicator that it holds. Who has ended waits in none.
+    collectives, ends = case.waits.collectives(), [end for sink in case.waits.sinks if (end := sink.member) and not end.gone]
     needed = (*sorted(collectives), *sorted({group.id for member in ends for group, _ in job.held_by(member)} - collectives))
     standing = [group for number in needed if len((group := job.groups[number]).members) < group.nranks]
     if not unseen and not standing:

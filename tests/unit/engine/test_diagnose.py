@@ -154,6 +154,21 @@ def test_who_waits_for_a_peer_of_one_that_has_ended_is_a_victim_as_well() -> Non
     assert verdict.victims == (0, 1, 3, 4)
 
 
+def test_a_job_that_ends_rank_by_rank_accuses_nobody() -> None:
+    """Ranks 0 and 3 have ended; 1 and 2 have destroyed the communicator that these held last, and still have another."""
+    ranks = []
+    for rank in range(4):
+        # A communicator's hashes of processes are its own (NCCL adds its hash, src/init.cc).
+        last, other = (
+            replace(made, peers=tuple(PeerInfo(peer, host_hash=7 + key, pid_hash=peer + key) for peer in range(4)))
+            for key, made in ((0, communicator(rank, 4)), (100, communicator(rank, 4, comm_hash=0xE0)))
+        )
+        ended = rank in (0, 3)
+        ranks.append(Rank(rank, 4, (last, other) if ended else (other,), host="node", run_state="X" if ended else "S"))
+    verdict = diagnose(looks(ranks), Known(complete_hosts=frozenset({"node"})))
+    assert not verdict.verdict_class.accuses, verdict
+
+
 def test_a_process_that_ended_while_being_watched_is_dead() -> None:
     verdict = diagnose(looks(frozen_ring(3, run_state="X")))
     assert verdict.verdict_class is VerdictClass.DEAD
