@@ -185,7 +185,7 @@ def _proven(case: Case, kernels: Mapping[int, Kernels], near_s: float) -> tuple[
             edges.append(part.some(np.flatnonzero(known)))
         else:
             edges += [part] if isinstance(part, Wait) and counts(part) else []
-    edges += filter(counts, laggards(job, case.rings))
+    edges += [wait for wait in laggards(job, case.rings) if counts(wait)]
     return edges, doubtful
 
 
