@@ -2,7 +2,7 @@
 
     with AdapterNetwork(hosts=2) as network, network.job("2.27.5", ranks=2) as job: ...
 
-Real NCCL runs its own InfiniBand transport on them. What stands in is libibverbs and the adapter behind it (verbs/library.c): its
+Real NCCL runs its own InfiniBand transport on them. What stands in is libibverbs and the adapter behind it (verbs/devices.c): its
 queue pairs are connections over the host's link, so that a limit, a delay, a loss or a pulled cable acts on them as on sockets.
 
 Who watches such a job looks for RDMA devices in ``/sys``, where this machine has none. So everything, the job as well, runs in a

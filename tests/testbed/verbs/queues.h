@@ -1,6 +1,6 @@
-/* What the stand-in for libibverbs (library.c) and the process that stands for its network adapter (adapter.c) share: a piece of memory a
- * device that a process has opened. The library alone writes `posted`, `wanted`, requests, receives and `head`; the adapter alone writes
- * `done`, `taken`, completions and `tail`. A number that counts up goes round its ring. */
+/* What the stand-in for libibverbs (devices.c, queues.c) and the process that stands for its network adapter (adapter.c) share: a piece
+ * of memory for each device that a process has opened. The library alone writes `posted`, `wanted`, requests, receives and `head`; the
+ * adapter alone writes `done`, `taken`, completions and `tail`. A number that counts up goes round its ring. */
 #pragma once
 
 #include <stdatomic.h>
