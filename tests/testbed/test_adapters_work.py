@@ -22,6 +22,8 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 VERSION = "2.27.5"
 COUNT = 1 << 18
 """Floats of one AllReduce: with two ranks each sends as many bytes as the buffer has."""
+SLOW = 1 << 20
+"""Bytes a second of a link that is to be slow, and the floats of a call that takes it four seconds."""
 VICTIM = 1
 
 
@@ -89,7 +91,10 @@ def shown(verdict: Verdict) -> list[str]:
 
 
 def test_what_was_posted_and_does_not_complete_is_said(network: AdapterNetwork) -> None:
-    with network.job(VERSION, 2, count=COUNT, env={"NCCL_IB_TIMEOUT": "22"}) as job:
+    """The cable is pulled while data is under way: a call takes seconds."""
+    network.link(VICTIM).limit(SLOW)
+    with network.job(VERSION, 2, count=SLOW, env={"NCCL_IB_TIMEOUT": "22"}, wait_for="ready") as job:
+        time.sleep(2.0)
         network.link(VICTIM).down()
         verdict = verdict_on(job)
     assert verdict.verdict_class is VerdictClass.HARDWARE, verdict

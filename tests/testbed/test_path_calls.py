@@ -84,11 +84,16 @@ def test_what_commands_about_paths_can_do(tmp_path: Path) -> None:
 
 
 def test_a_live_request_reaches_the_socket_of_the_process_and_nothing_else(tmp_path: Path) -> None:
+    def answer() -> None:
+        with process.accept()[0] as caller:
+            caller.recv(256)
+            caller.send(b"0\n")
+
     (tmp_path / "key").write_text("sixteen-bytes-it-is")
     with Spines() as fabric, socket.socket(socket.AF_UNIX) as process:
         process.bind(str(tmp_path / "17.sock"))
         process.listen()
-        answers = threading.Thread(target=lambda: process.accept()[0].send(b"0\n"), daemon=True)
+        answers = threading.Thread(target=answer, daemon=True)
         answers.start()
         made = calls(tmp_path / "1", ["paths", "move", str(tmp_path), "17", "5:50001"], fabric)
         answers.join()

@@ -65,7 +65,9 @@ def test_a_plan_from_the_command_line_moves_flows_apart(fabric: Spines, library:
     assert [len(one["flows"]) for one in said["crowded"]] == [2, 2] and text.count("CROWDED") == 2, text
     assert {one["flows"][0]["rank"] for one in said["crowded"]} == {0, 1}
     (gain,) = said["gains"]
-    assert (gain["before"], gain["before_known"], gain["after"], gain["gain"]) == (2.0, True, 1.0, 1.0)
+    # Of flows that moved unequally while they were looked at, one asks for more than the mean.
+    assert gain["before_known"] and gain["after"] >= 1.0
+    assert (gain["before"], gain["gain"]) == pytest.approx((2 * gain["after"], 1.0))
     assert gain["confidence"] > 0.7 and said["refused"] is None
     spines = {rank: [hop(one) for one in said["connections"] if one["rank"] == rank] for rank in (0, 1)}
     assert all(len(set(each)) == 2 for each in spines.values()), said["connections"]

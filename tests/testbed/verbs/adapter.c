@@ -183,8 +183,8 @@ int main(int count, char **arguments)
 		if (now_ns() - looked > TICK_MS * 1000000ull) {
 			looked = now_ns();
 			look_at_pairs();
-			look_for_silence(looked);
-			keep_alive(looked);
+			look_for_silence(now_ns());
+			keep_alive(now_ns());
 			tell_state();
 		}
 	}
