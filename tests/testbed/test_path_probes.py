@@ -132,13 +132,13 @@ def test_agents_probe_one_another_where_both_may(tmp_path: Path) -> None:
             for host in network.hosts
         ]
 
-        def receiver_shows() -> bool:
-            # Which side stands still first, and is probed first, is an accident: ask until both are.
+        def answered() -> bool:
+            # Which side stands still, and what its probe then shows, depends on where the proxy was when it fell asleep.
             lines = [line for verdict in engine.ask(asked) for line in verdict["evidence"] if "a probe of ours" in line]
-            return any("says ok: 3 of 3 answered" in line and str(Shows.PEER) in line for line in lines)
+            return any("says ok: 3 of 3 answered" in line for line in lines)
 
         engine.wait(lambda: any("probed, as ordered" in agent.text for agent in agents), "a probe", 120)
         try:
-            engine.wait(receiver_shows, "the answer of the side that sends", 60)
+            engine.wait(answered, "the answer of the other side", 60)
         except AssertionError as error:
             raise AssertionError([agent.text for agent in agents]) from error
