@@ -18,7 +18,7 @@ from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.model.work import Scope
 from ncclwatch.wire.governor import DEFAULT_BUDGET
 from score.exact import rate_bound
-from testbed.adapters import AdapterNetwork, are_there, stand_there
+from testbed.adapters import AdapterNetwork, stand_there
 
 TRAINING = ("--forward-us", "100000", "--jitter", "0.03", "--time")
 RANKS = 2
@@ -69,8 +69,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--nccl", default="2.27.5")
     options = parser.parse_args()
-    if not are_there():
-        stand_there()
+    stand_there()
     with (
         AdapterNetwork(hosts=RANKS) as network,
         network.job(options.nccl, RANKS, shape="training", extra=TRAINING, start_timeout=300) as job,

@@ -59,7 +59,7 @@ from score.real import (
 from score.scoring import Result, Tally
 from score.table import grid
 from score.visible import visibility
-from testbed.adapters import are_there, stand_there
+from testbed.adapters import stand_there
 from testbed.job import ROOT, JobError
 
 HANG_S = 12.0
@@ -345,7 +345,7 @@ def play_all(options: argparse.Namespace) -> int:
     """Play what the options ask for, one after another; how many could not be played."""
     missing, releases = 0, options.nccl.split(",")
     transport = Transport.VERBS if options.verbs else Transport.SOCKET
-    if options.verbs and not are_there():
+    if options.verbs:
         stand_there()
     for number in range(options.first_try, options.first_try + options.tries):
         for place, fault in enumerate(options.faults):

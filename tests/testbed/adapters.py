@@ -82,7 +82,12 @@ def standing() -> Iterator[None]:
 
 
 def stand_there() -> None:
-    """Put them there for good, in a mount namespace of this thread's own and of what it starts. Raises OSError."""
+    """Put them there for good, in a mount namespace of this thread's own and of what it starts. Raises OSError.
+
+    Where they stand already nothing is done.
+    """
+    if are_there():
+        return
 
     def mount(source: str, target: Path, kind: str | None, flags: int) -> None:
         filesystem = kind.encode() if kind else None

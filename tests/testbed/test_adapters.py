@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from testbed.adapters import ADAPTERS, AdapterNetwork, name_of, standing
 from testbed.job import VERSIONS, Job, JobError, available
+from testbed.netns import wait_until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -68,21 +69,21 @@ def test_a_pulled_cable_takes_the_port_down_and_a_plugged_one_goes_on(network: A
     state = ADAPTERS / name_of(1) / "ports/1/state"
     with network.job(VERSION, 2, hosts=(1, 1), env={"NCCL_IB_TIMEOUT": "22"}) as job:
         network.link(1).down()
-        _until(lambda: "DOWN" in state.read_text())
+        wait_until("the port is down", lambda: "DOWN" in state.read_text(), 20)
         time.sleep(0.5)
         before = job.progress(0)
         time.sleep(1.0)
         assert job.progress(0) == before
         network.link(1).up()
         job.wait_progress(3)
-        _until(lambda: "ACTIVE" in state.read_text())
+        wait_until("the port is up", lambda: "ACTIVE" in state.read_text(), 20)
 
 
 def test_a_far_end_that_stays_silent_is_an_error_of_the_request(network: AdapterNetwork, tmp_path: Path) -> None:
     """After the queue pair's timeout and tries, as the specification has it: NCCL tells the completion's status."""
     with network.job(VERSION, 2, hosts=(1, 1), env=IMPATIENT | told_in(tmp_path)) as job:
         network.link(1).down()
-        _until(lambda: "status=12" in all_told(tmp_path), 60)
+        wait_until("the error is told", lambda: "status=12" in all_told(tmp_path), 60)
         assert all(job.alive(rank) for rank in range(2))
         network.link(1).up()  # what was sent before arrives after all, and is of no matter any more
         time.sleep(2.0)
@@ -123,11 +124,5 @@ def adapters_of(job: Job) -> list[int]:
 
 
 def _until_gone(pid: int) -> None:
-    _until(lambda: not Path(f"/proc/{pid}").exists() or "Z (zombie)" in Path(f"/proc/{pid}/status").read_text())
-
-
-def _until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    status = Path(f"/proc/{pid}/status")
+    wait_until(f"process {pid} is gone", lambda: not status.exists() or "Z (zombie)" in status.read_text(), 20)

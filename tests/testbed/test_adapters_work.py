@@ -66,28 +66,14 @@ def test_what_goes_in_a_burst_leaves_no_probe_behind_and_nothing_unsaid(network:
         work_checks.what_goes_in_a_burst_is_answered_for(job, link.nic, link.down)
 
 
-def stood(job: Job) -> None:
-    """Wait until no rank gets any further."""
-    reached, since = [-1], time.monotonic()
-    while time.monotonic() < since + 2.0:
-        if (now := [job.progress(rank) for rank in range(2)]) != reached:
-            reached, since = now, time.monotonic()
-        time.sleep(0.1)
-
-
 def verdict_on(job: Job) -> Verdict:
     """What ``diagnose`` says of a job that hangs already, once."""
-    stood(job)
+    work_checks.until_still(job)
     began = time.monotonic()
     verdicts, problems, _ = judge(job.pids, (), every=False, wait=60.0, interval=1.0, wire=True)
     print(f"judged after {time.monotonic() - began:.1f} s", *verdicts[0].evidence, verdicts[0].summary, sep="\n")
     assert not problems
     return verdicts[0]
-
-
-def shown(verdict: Verdict) -> list[str]:
-    """What requests showed that were counted by order."""
-    return [line for line in verdict.evidence if "while the job stands" in line]
 
 
 def test_what_was_posted_and_does_not_complete_is_said(network: AdapterNetwork) -> None:
@@ -98,7 +84,7 @@ def test_what_was_posted_and_does_not_complete_is_said(network: AdapterNetwork) 
         network.link(VICTIM).down()
         verdict = verdict_on(job)
     assert verdict.verdict_class is VerdictClass.HARDWARE, verdict
-    assert any(str(Shows.NOT_COMPLETED) in line for line in shown(verdict)), verdict
+    assert any(str(Shows.NOT_COMPLETED) in line for line in work_checks.lines_of(verdict)), verdict
 
 
 def test_that_nobody_takes_completions_is_said(network: AdapterNetwork) -> None:
@@ -106,7 +92,7 @@ def test_that_nobody_takes_completions_is_said(network: AdapterNetwork) -> None:
         verdict = verdict_on(job)
     assert [culprit.rank for culprit in verdict.culprits] == [VICTIM], verdict
     # Which it is depends on where the proxy was when it fell asleep.
-    said = [line for line in shown(verdict) if line.startswith(f"rank {VICTIM} ")]
+    said = [line for line in work_checks.lines_of(verdict) if line.startswith(f"rank {VICTIM} ")]
     assert any(str(one) in line for one in (Shows.NOT_RECEIVED, Shows.NOT_TAKEN) for line in said), verdict
 
 

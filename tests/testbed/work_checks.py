@@ -20,6 +20,7 @@ from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.collect.counting import NO_BUDGET
 from ncclwatch.collect.node import NodeCollector
 from ncclwatch.model.state import Direction
+from ncclwatch.model.verdict import Verdict
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow
 from ncclwatch.wire.governor import Mode
 from ncclwatch.wire.orders import Order
@@ -190,6 +191,21 @@ class Ordered:
         while not holds():
             assert time.monotonic() < deadline, self.batches[-3:]
             self.batches.append(self.collector.step())
+
+
+def until_still(job: Job, still_s: float = 3.0) -> None:
+    """Wait until no rank gets any further."""
+    deadline = time.monotonic() + 120
+    reached, since = [-1], time.monotonic()
+    while time.monotonic() < min(deadline, since + still_s):
+        if (now := [job.progress(rank) for rank in range(2)]) != reached:
+            reached, since = now, time.monotonic()
+        time.sleep(0.1)
+
+
+def lines_of(verdict: Verdict) -> list[str]:
+    """What requests showed that were counted by order."""
+    return [line for line in verdict.evidence if "while the job stands" in line]
 
 
 def watch(job: Job, mode: Mode, windows: int, *, order: bool = False) -> tuple[list[FlowWindow], list[NodeBatch]]:

@@ -12,8 +12,9 @@ from ncclwatch.cli.live import LiveSession
 from ncclwatch.collect.paths import PathProbes
 from ncclwatch.engine.evidence.work_requests import Shows
 from ncclwatch.model.network import PathAnswer
-from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.model.verdict import VerdictClass
 from testbed.job import Job, WaitFor, available
+from testbed.work_checks import lines_of, until_still
 from vm.fabric import Fabric, command
 from vm.guest import FULL_VARIABLE
 
@@ -32,20 +33,6 @@ def job_of(fabric: Fabric, *extra: str, count: int = 1 << 14, wait_for: WaitFor 
         pytest.skip(f"NCCL {VERSION} is not in the cache")
     # A long timeout of the adapter: what is judged is a hang, not the error that ends it.
     return fabric.job(VERSION, 2, count=count, extra=extra, env={"NCCL_IB_TIMEOUT": "21"}, start_timeout=240, wait_for=wait_for)
-
-
-def until_still(job: Job, still_s: float = 3.0) -> None:
-    """Wait until no rank gets any further."""
-    deadline = time.monotonic() + 120
-    reached, since = [-1], time.monotonic()
-    while time.monotonic() < min(deadline, since + still_s):
-        if (now := [job.progress(rank) for rank in range(2)]) != reached:
-            reached, since = now, time.monotonic()
-        time.sleep(0.1)
-
-
-def lines_of(verdict: Verdict) -> list[str]:
-    return [line for line in verdict.evidence if "while the job stands" in line]
 
 
 def swallow(fabric: Fabric, *, swallows: bool) -> None:
