@@ -25,9 +25,8 @@ from ncclwatch.wire.sites import POLLING, Site
 SOURCE = "verbs.bpf.c"
 RING_BYTES = 1 << 16
 """Control events are rare and 56 bytes long: room for a thousand."""
-
-
-MAX_CLOSERS = 32
+MAX_CLOSERS = 64
+"""Links that are closed side by side: those of sixteen ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +108,7 @@ class WireKernel:
         ordered = sorted(sites, key=_heat)
         if counting:
             ordered.sort(key=lambda site: site.role not in POLLING)
-        if self.multi and ordered:
-            self._ready_closers(len(ordered))
+        self.ready_to_detach(len(ordered))
         try:
             for site in ordered:
                 done.append(Attachment(site, self._attach_one(site)))  # noqa: PERF401 - what is done is undone below
@@ -135,14 +133,17 @@ class WireKernel:
         closed side by side; perf events take turns at a lock in the kernel, so there the order is all there is.
         """
         hottest_first = sorted(attachments, key=lambda attachment: _heat(attachment.site), reverse=True)
-        if self.multi and hottest_first:
-            list(self._ready_closers(len(hottest_first)).map(lambda attachment: attachment.link.close(), hottest_first))
+        closers = self.ready_to_detach(len(hottest_first))
+        if closers is not None:
+            list(closers.map(lambda attachment: attachment.link.close(), hottest_first))
             return
         for attachment in hottest_first:
             attachment.link.close()
 
-    def _ready_closers(self, number: int) -> ThreadPoolExecutor:
-        """Threads that wait to close links: while one is being started, probes cost."""
+    def ready_to_detach(self, number: int) -> ThreadPoolExecutor | None:
+        """Threads that wait to close so many links, where links are closed side by side: while one is started, probes cost."""
+        if not self.multi or not number:
+            return None
         if self._closers is None:
             self._closers = ThreadPoolExecutor(max_workers=MAX_CLOSERS, initializer=hurry)
         if number > self._ready:

@@ -26,7 +26,7 @@ from ncclwatch.wire.contexts import (
 )
 from ncclwatch.wire.control import ControlKind, attach_control_path, library_below, library_of
 from ncclwatch.wire.kernel import Attachment, WireKernel
-from ncclwatch.wire.sites import Site, data_path_sites
+from ncclwatch.wire.sites import POLLING, Site, data_path_sites
 
 
 @dataclass
@@ -202,20 +202,25 @@ class WirePlane:
             self.kernel.pause()
         else:
             self.kernel.new_generation()
-        for pid in list(self.processes) if pids is None else pids:
-            process = self.processes[pid]
-            if process.attached or not process.sites:
-                continue
-            try:
-                process.attached = self.kernel.attach(process.sites.values(), counting=not paused)
-            except NcclwatchError as error:
-                process.unavailable = error.message
+        wanted = [self.processes[pid] for pid in (list(self.processes) if pids is None else pids)]
+        fresh = [process for process in wanted if process.sites and not process.attached]
+        self.kernel.ready_to_detach(sum(len(process.sites) for process in fresh))
+        # Polling is hit without pause: in a burst, of no process before the probes of all others are in place.
+        for polling in (not paused, paused):
+            for process in list(fresh):
+                sites = [site for site in process.sites.values() if (site.role in POLLING) is polling]
+                try:
+                    process.attached += self.kernel.attach(sites, counting=not paused)
+                except NcclwatchError as error:
+                    process.unavailable = error.message
+                    fresh.remove(process)
+                    self.detach([process.pid])
 
     def detach(self, pids: Iterable[int] | None = None) -> None:
-        """Take the probes of these processes (all) away; the accounts stay."""
-        for pid in list(self.processes) if pids is None else pids:
-            process = self.processes[pid]
-            self.kernel.detach(process.attached)
+        """Take the probes of these processes (all) away, of all of them at once; the accounts stay."""
+        wanted = [self.processes[pid] for pid in (list(self.processes) if pids is None else pids)]
+        self.kernel.detach([attachment for process in wanted for attachment in process.attached])
+        for process in wanted:
             process.attached = []
 
     # --- accounts
