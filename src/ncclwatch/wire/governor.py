@@ -182,6 +182,20 @@ class Governor:
         self._began_ns = None
         self._rested_ns = now_ns + int(MIN_REST_S * 1e9)
 
+    def renew(self, now_ns: int, tallies: Tallies) -> None:
+        """The burst that is on goes on: what it has cost so far is charged, and it counts anew from now."""
+        assert self._began_ns is not None  # noqa: S101 - begin comes first
+        length_ns = max(now_ns - self._began_ns, 1)
+        self.burst_ns += length_ns
+        self._bill(tallies, length_ns)
+        self._began_ns, self._before = now_ns, dict(tallies)
+
+    def affords_all(self, now_ns: int, tallies: Tallies) -> bool:
+        """Whether no thread pays more than half of the budget in the burst that is on: then it may go on without an end."""
+        assert self._began_ns is not None  # noqa: S101 - begin comes first
+        most = self.budget * (now_ns - self._began_ns) / 2
+        return all(total.cost_ns - self._before.get(key, NOTHING).cost_ns <= most for key, total in tallies.items())
+
     def _bill(self, tallies: Tallies, length_ns: int) -> float:
         """Charge every thread for its hits; returns what the one that was hit most has to pay."""
         assert self._began_ns is not None  # noqa: S101 - called by end

@@ -157,7 +157,7 @@ class WireKernel:
         if not self.multi:
             return attach_uprobe(program, site.path, site.offset, pid=site.pid, on_return=site.on_return)
         try:
-            return attach_uprobe_multi(program, site.path, [(site.offset, 0)], pid=site.pid, on_return=site.on_return)
+            return attach_uprobe_multi(program, site.path, [(site.offset, site.cookie)], pid=site.pid, on_return=site.on_return)
         except OSError as error:
             raise refusal(f"place a uprobe in {site.library}", error) from None
 
@@ -225,6 +225,7 @@ class WireKernel:
         """Drop the accounts of queue pairs that are gone."""
         for key in keys:
             self._kernel.maps["qps"].delete(key.tobytes())
+            self._kernel.maps["numbers"].delete((int(key["pid"]) << 32 | int(key["qp_num"])).to_bytes(8, "little"))
 
     def threads(self) -> dict[tuple[int, int], Any]:
         """(pid, tid) → hits of its probes (a record of ``layouts.THREAD``)."""
