@@ -178,19 +178,28 @@ static inline u64 value_at(u64 *registers, u64 place)
 	return place & 1 ? user_word(value) : value;
 }
 
-/* Where NCCL goes when a poll has found completions; the cookie says where their number and the first of them are. */
+/* Two such places: filled in when the program is loaded, for older kernels hand no cookie to a probe. */
+static inline u64 places(void)
+{
+	u64 both;
+
+	asm volatile("%0 = 0x6e63636c73697465 ll" : "=r"(both)); /* SITE_PLACEHOLDER of src/ncclwatch/probes/program.py */
+	return both;
+}
+
+/* Where NCCL goes when a poll has found completions: the places are those of their number, and of the first of them. */
 int on_taken(struct pt_regs *ctx)
 {
 	struct nwv_thread *thread = this_thread();
 	u64 registers[32] = {};
-	u64 cookie = bpf_get_attach_cookie(ctx);
+	u64 both = places();
 
 	if (!thread)
 		return 0;
 	thread->takes++;
 	bpf_probe_read_kernel(registers, sizeof(struct pt_regs), ctx);
-	thread->found = value_at(registers, cookie);
-	thread->completions = value_at(registers, cookie >> 30);
+	thread->found = value_at(registers, both);
+	thread->completions = value_at(registers, both >> 30);
 	thread->cq = 0;
 	thread->index = 0;
 	thread->poll_ns = bpf_ktime_get_ns();

@@ -59,7 +59,7 @@ class WireKernel:
     def __init__(self, image: Image | None = None) -> None:
         raise_memlock_limit()
         program = image or Compilation(SOURCE).result()
-        self._programs: dict[str, int] = {}
+        self._programs: dict[tuple[str, int | None], int] = {}
         self._ring: RingReader | None = None
         self._generation = 0
         self.multi = True
@@ -153,11 +153,11 @@ class WireKernel:
         return self._closers
 
     def _attach_one(self, site: Site) -> Link:
-        program = self._program(site.program)
+        program = self._program(site.program, site.places)
         if not self.multi:
             return attach_uprobe(program, site.path, site.offset, pid=site.pid, on_return=site.on_return)
         try:
-            return attach_uprobe_multi(program, site.path, [(site.offset, site.cookie)], pid=site.pid, on_return=site.on_return)
+            return attach_uprobe_multi(program, site.path, [(site.offset, 0)], pid=site.pid, on_return=site.on_return)
         except OSError as error:
             raise refusal(f"place a uprobe in {site.library}", error) from None
 
@@ -186,10 +186,10 @@ class WireKernel:
         """Name the program that takes a poll's completions one after the other."""
         self._kernel.maps["steps"].update(b"\0\0\0\0", self._program("on_completion").to_bytes(4, "little"))
 
-    def _program(self, name: str) -> int:
-        if name not in self._programs:
-            self._programs[name] = self._kernel.load(name, multi=self.multi)
-        return self._programs[name]
+    def _program(self, name: str, places: int | None = None) -> int:
+        if (name, places) not in self._programs:
+            self._programs[name, places] = self._kernel.load(name, multi=self.multi, site=places)
+        return self._programs[name, places]
 
     def new_generation(self) -> int:
         """Begin to count: what is in flight now is unknown, so rings start empty; returns the number of the generation."""

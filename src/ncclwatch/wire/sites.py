@@ -66,8 +66,8 @@ class Site:
     path: str
     library: str
     cost: CostClass = CostClass.SINGLE_STEPPED
-    cookie: int = 0
-    """What its program is handed."""
+    places: int | None = None
+    """What is filled into its program (:attr:`ncclwatch.wire.taken.TakenSite.places`)."""
 
 
 def cheapest_entry(code: bytes, *, keep_stack: bool) -> tuple[int, CostClass]:
@@ -189,7 +189,7 @@ def taken_sites(pid: int, mappings: Sequence[Mapping], binaries: Iterable[NcclBi
             place = locate(pid, mappings, found.address + binary.bias)
             if place is not None:
                 path, offset, inode, library = place
-                sites.append(Site(pid, inode, offset, "on_taken", False, TAKEN, path, library, found.cost, found.cookie))
+                sites.append(Site(pid, inode, offset, "on_taken", False, TAKEN, path, library, found.cost, found.places))
     return sites
 
 

@@ -64,8 +64,8 @@ class TakenSite:
     cost: CostClass
 
     @property
-    def cookie(self) -> int:
-        """What the probe's program is handed."""
+    def places(self) -> int:
+        """Both locations, as the probe's program has them."""
         return self.number.packed | self.first.packed << 30
 
 

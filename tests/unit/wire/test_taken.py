@@ -115,12 +115,12 @@ def test_a_dearer_place_does_where_no_cheap_one_is_straight_ahead(tmp_path: Path
     assert taken_site(code, BASE) == TakenSite(site, Location("rax"), Location("r14"), CostClass.SINGLE_STEPPED)
 
 
-def test_what_a_probe_is_handed_fits_into_a_word() -> None:
+def test_what_is_filled_into_a_program_fits_into_a_word() -> None:
     site = TakenSite(
         BASE, Location("rsp", (1 << 24) - 1, memory=True), Location("rsp", (1 << 24) - 1, memory=True), CostClass.EMULATED
     )
-    assert site.cookie < 1 << 60
-    assert site.cookie & 1 and site.cookie >> 1 & 31 == 19 and site.cookie >> 30 == site.number.packed
+    assert site.places < 1 << 60
+    assert site.places & 1 and site.places >> 1 & 31 == 19 and site.places >> 30 == site.number.packed
 
 
 def test_bytes_that_are_no_code_are_none() -> None:
