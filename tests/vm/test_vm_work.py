@@ -33,6 +33,12 @@ def test_exact_windows_are_what_the_collective_must_move(soft_roce: Fabric) -> N
 
 
 @pytest.mark.long
+def test_every_request_is_counted_while_that_is_cheap(soft_roce: Fabric) -> None:
+    with job_of(soft_roce) as job:
+        work_checks.every_request_is_counted_while_that_is_cheap(work_checks.Moves(job, COUNT * 4))
+
+
+@pytest.mark.long
 def test_bursts_tell_rates_and_an_order_is_answered(soft_roce: Fabric) -> None:
     with job_of(soft_roce) as job:
         work_checks.bursts_tell_rates_and_an_order_is_answered(work_checks.Moves(job, COUNT * 4))

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ncclwatch.errors import NcclwatchError
-from ncclwatch.model.work import Counting, FlowWindow
+from ncclwatch.model.work import Counting, FlowWindow, Scope
 from ncclwatch.target.binary import NcclBinary
 from ncclwatch.target.discover import examine, layout_of
 from ncclwatch.target.layout import Layout
@@ -138,8 +138,8 @@ class Service:
     def _windows(
         self, counting: Counting, counted_ns: tuple[int | None, int], order: int = 0, pids: set[int] | None = None
     ) -> list[FlowWindow]:
-        accounts = self.session.accounts
-        return self.windows.take(
+        accounts, plane = self.session.accounts, self.session.plane
+        windows = self.windows.take(
             accounts,
             self.owners,
             self.session.devices(accounts),
@@ -150,6 +150,10 @@ class Service:
             order=order,
             polls=self.session.polls(),
         )
+        if plane is not None and plane.light:
+            # Of another library's queue pairs, posts are seen where NCCL's are, and completions are not.
+            return [window for window in windows if window.scope is not Scope.FLOW or window.comm_hash is not None]
+        return windows
 
     def report(self, windows: Iterable[FlowWindow] = (), *, reason: str = "") -> Report:
         """Windows, whether the plane runs, and its bill."""
