@@ -85,11 +85,14 @@ class WorkRequests(Source):
             yield from _probed(case)
             for host, work in hosts:
                 found: dict[tuple[int, int, int, Direction], tuple[_Way, list[FlowWindow]]] = {}
-                for newest in (kept[-1] for kept in work.values()):
+                for kept in work.values():
                     # Of a socket the kernel counts no requests, and a port or peer has several queue pairs.
-                    counted = newest.scope is Scope.FLOW and newest.work.counting is not Counting.TCP
-                    way = _way(case.job, host, newest) if counted else None
-                    if way is not None and _is_since(case, way.member, newest):
+                    counted = kept[-1].scope is Scope.FLOW and kept[-1].work.counting is not Counting.TCP
+                    way = _way(case.job, host, kept[-1]) if counted else None
+                    since = [window for window in kept if way is not None and _is_since(case, way.member, window)]
+                    if way is not None and since:
+                        # How often the process asks for completions is mostly known of an order alone.
+                        newest = max(since, key=lambda one: (one.work.errors, one.work.polls is not None, one.work.end_ns))
                         key = way.group.id, way.member.index, way.peer, way.direction
                         found.setdefault(key, (way, []))[1].append(newest)
                 for way, windows in found.values():

@@ -85,6 +85,14 @@ def test_what_nobody_asks_for_is_the_proxy() -> None:
     assert shown(silent_link(), window(2, 1, RECV, received=1)) == [], "something arrives"
 
 
+def test_what_an_order_showed_stays_known_while_counting_goes_on() -> None:
+    asked = window(1, 2)
+    later = replace(asked, work=replace(asked.work, begin_ns=asked.work.end_ns, end_ns=asked.work.end_ns + 10**9, polls=None))
+    assert shown(silent_link(), asked, later) == [(Shows.NOT_COMPLETED, LINK)]
+    failed = replace(later, work=replace(later.work, errors=1))
+    assert shown(silent_link(), asked, failed) == [(Shows.FAILED, LINK)]
+
+
 def with_steps(rank: int, direction: Direction, **steps: int | None) -> list[Rank]:
     """The silent link, with other steps at one end of one connection."""
     ranks = silent_link()
