@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ncclwatch.collect.network_memory import KEPT_WINDOWS, MAX_FLOWS, MEMORY_NS, NetworkMemory
 from ncclwatch.engine.case import Case, Known
 from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.engine.evidence.base import FactKind, LinkNode, Strength
 from ncclwatch.engine.evidence.nics import DeadPath
 from ncclwatch.engine.evidence.work_requests import Shows, WorkFact, WorkRequests
-from ncclwatch.engine.job import Job
-from ncclwatch.engine.network import KEPT_WINDOWS, MAX_FLOWS, MEMORY_NS, NetworkMemory
+from ncclwatch.model.job import Job
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, PathAnswer, SocketFacts
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Verdict
