@@ -227,14 +227,16 @@ def _slowed(flows: Iterable[Sequence[FlowWindow]]) -> Iterator[WorkFact]:
     """Flows with a peer that carry less under load than they did, or whose requests complete later (MegaTrace III-B, IV)."""
     for windows in flows:
         flow = windows[-1]
-        loaded = [window.work for window in windows if window.work.posted_bytes and window.work.in_flight != 0]
+        # What is counted without a break spans pauses of the job as well: how long requests take is all that it tells.
+        whole = flow.work.counting is Counting.EXACT
+        loaded = [one.work for one in windows if one.work.posted_bytes and (whole or one.work.in_flight != 0)]
         if flow.scope is not Scope.PEER or len(loaded) < RECENT + PAST or loaded[-1] is not flow.work:
             continue
         who = f"rank {flow.global_rank}" if flow.global_rank is not None else f"pid {flow.pid}"
         who += f" to rank {flow.peer} of communicator {flow.comm_hash or 0:016x}"
         made = partial(WorkFact, subject=None, strength=Strength.LIKELY, global_rank=flow.global_rank)
         doubt = max((work.uncertainty for work in loaded[-RECENT:] if work.uncertainty is not None), default=0.0)
-        now, before = _medians([work.throughput for work in loaded])
+        now, before = _medians([work.throughput for work in loaded if not whole])
         at_most = now * (1 + 2 * doubt)
         if before - at_most > DROP * before:
             text = f"{who}: {Shows.SLOWED}: {now / 1e6:,.0f} MB/s of {before / 1e6:,.0f} MB/s"

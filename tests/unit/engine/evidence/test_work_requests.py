@@ -191,7 +191,7 @@ def slow_flows(rates: Sequence[float], latencies: Sequence[float] = (), **work: 
     for number, (rate, latency) in enumerate(zip(rates, latencies, strict=True)):
         loaded: dict[str, Any] = {"posted_bytes": 1 << 20, "in_flight": 3, "uncertainty": 0.02} | work
         loaded |= {"throughput": rate, "latency_p50_ns": latency * 1e3, "end_ns": number * SECOND}
-        one = window(1, 2, counting=Counting.BURSTS, **loaded)
+        one = window(1, 2, **{"counting": Counting.BURSTS} | loaded)
         memory.feed_work("node1", [replace(one, scope=Scope.PEER, channel=None, direction=None)], number)
     facts = Case(Job([]), Known(network=memory)).facts.of(FactKind.WORK, WorkFact)
     assert all(fact.global_rank == 1 and fact.text for fact in facts)
@@ -211,6 +211,13 @@ def test_a_flow_that_carries_a_fifth_less_than_it_did_under_load_is_slow() -> No
 def test_a_flow_whose_requests_take_twice_as_long_is_slow() -> None:
     assert slow_flows([1e9] * 12, [20.0] * 8 + [45.0] * 4) == [Shows.LATER]
     assert slow_flows([1e9] * 12, [20.0] * 8 + [35.0] * 4) == []
+
+
+def test_of_a_flow_that_is_counted_without_a_break_times_alone_tell() -> None:
+    """A job that computes for longer sends less in the same time, and its links are well."""
+    rates, times = [1e9] * 8 + [0.3e9] * 4, [20.0] * 8 + [45.0] * 4
+    assert slow_flows(rates, counting=Counting.EXACT) == []
+    assert slow_flows(rates, times, counting=Counting.EXACT, in_flight=0) == [Shows.LATER]
 
 
 # --- what is kept ------------------------------------------------------------------------------------------------------
