@@ -109,12 +109,8 @@ class _Text:
         )
         with np.errstate(over="ignore"):
             _, first, kind = np.unique(low * _ODD ^ high, return_index=True, return_inverse=True)
-        values, digits = np.zeros(len(first), np.uint64), np.ones(len(first), np.bool_)
-        for part, word in enumerate((low[first], high[first])):
-            eight, good = _eight_hexadecimal(word)
-            values += eight << np.uint64(32 * part)
-            digits &= good
-        return values[kind], fine & digits[kind]
+        (last, good), (before, also) = (_eight_hexadecimal(word[first]) for word in (low, high))
+        return (last + (before << np.uint64(32)))[kind], fine & (good & also)[kind]
 
 
 def _last_bytes(word: Words, width: Indices) -> Words:
@@ -127,7 +123,8 @@ def _last_bytes(word: Words, width: Indices) -> Words:
 
 def _eight_hexadecimal(word: Words) -> tuple[Words, NDArray[np.bool_]]:
     """The numbers that eight hexadecimal digits are, and whether all of them are some."""
-    good: NDArray[np.bool_] = _HEXADECIMAL[word.view(np.uint8).reshape(-1, 8)].all(axis=1)
+    good = np.ones(len(word), np.bool_)
+    good &= _HEXADECIMAL[word.view(np.uint8).reshape(-1, 8)].all(axis=1)
     with np.errstate(over="ignore"):
         nibble = (word & np.uint64(0x0F0F0F0F0F0F0F0F)) + np.uint64(9) * ((word >> np.uint64(6)) & np.uint64(0x0101010101010101))
         pair = (nibble * np.uint64(16) + (nibble >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
