@@ -7,8 +7,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -58,6 +60,34 @@ def ask(fabric: Spines, flows: Path, probes: list[Path]) -> None:
     for leaf, probe in enumerate(probes):
         words = ("paths", "probe", fabric.address(1 - leaf), "--ports", PORTS, "--flows", str(flows), "-o", str(probe))
         ncclwatch(*words, fabric=fabric, leaf=leaf)
+
+
+@contextmanager
+def followers(fabric: Spines, flows: Path, probes: Sequence[Path], words: Sequence[Sequence[str]]) -> Iterator[list[IO[str]]]:
+    """``paths follow`` on each host meanwhile, with these words more: what each says."""
+    follow = [*ME, "paths", "follow", str(flows), *map(str, probes)]
+    with ExitStack() as stack:
+        said = []
+        for leaf, more in enumerate(words):
+            keeper = fabric.hosts[leaf].popen([*follow, *more], stdout=subprocess.PIPE, text=True)
+            stack.callback(keeper.communicate)
+            stack.callback(keeper.kill)
+            assert keeper.stdout is not None
+            said.append(keeper.stdout)
+        yield said
+
+
+@contextmanager
+def recorded(file: Path, jobs: Sequence[Job], *words: str) -> Iterator[None]:
+    """``record`` of these jobs' processes meanwhile."""
+    every = ",".join(str(pid) for job in jobs for pid in job.pids)
+    recorder = subprocess.Popen([*ME, "record", "--pid", every, "-o", str(file), *words], stdout=subprocess.PIPE, text=True)
+    try:
+        assert recorder.stdout is not None and f"recording {2 * len(jobs)} processes" in recorder.stdout.readline()
+        yield
+    finally:
+        recorder.terminate()
+        recorder.communicate(timeout=60)
 
 
 def pinned(fabric: Spines, base: int, spines: tuple[int, int]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from testbed.job import Job
@@ -26,14 +26,16 @@ route.c): a random number for each connection, which no switch sees, and which i
 
 
 class Spines:
-    """The fabric; ``rate`` is that of each uplink, each way, in bytes a second; ``answers``: routers say where packets die."""
+    """The fabric; ``rate`` is that of each uplink, each way, in bytes a second; ``answers``: routers say where packets die;
+    ``room``: how long a packet may wait before an uplink, as ``tc`` writes it."""
 
-    def __init__(self, spines: int = 2, *, rate: float = 2_500_000, answers: bool = True) -> None:
+    def __init__(self, spines: int = 2, *, rate: float = 2_500_000, answers: bool = True, room: str = "latency 60ms") -> None:
         self._stack = contextlib.ExitStack()
         self._answers = answers
+        self._room = room
         self.number = spines
         try:
-            self.hosts = [self._namespace(f"spinehost{leaf}") for leaf in range(LEAVES)]
+            self.hosts = self._hosts()
             self.leaves = [self._namespace(f"leaf{leaf}", router=True) for leaf in range(LEAVES)]
             self.spines = [self._namespace(f"spine{spine}", router=True) for spine in range(spines)]
             for leaf in range(LEAVES):
@@ -61,6 +63,9 @@ class Spines:
     def address(self, leaf: int) -> str:
         """Of the host behind a leaf."""
         return f"{HOSTS}.{leaf}.2"
+
+    def _hosts(self) -> list[Namespace]:
+        return [self._namespace(f"spinehost{leaf}") for leaf in range(LEAVES)]
 
     def _namespace(self, name: str, *, router: bool = False) -> Namespace:
         made = Namespace(name)
@@ -92,7 +97,12 @@ class Spines:
         above.run(f"ip link set leaf{leaf} up")
         switch.run(f"ip link set up{spine} up")
         above.run(f"ip route add {HOSTS}.{leaf}.0/24 via {subnet}.1")
-        switch.run(f"tc qdisc add dev up{spine} root tbf rate {int(rate * 8)}bit burst {16 * MTU} latency 60ms")
+        self.limit(leaf, spine, rate)
+
+    def limit(self, leaf: int, spine: int, rate: float) -> None:
+        """Let a leaf's uplink to a spine carry so many bytes a second."""
+        what = f"tbf rate {int(rate * 8)}bit burst {16 * MTU} {self._room}"
+        self.leaves[leaf].run(f"tc qdisc replace dev up{spine} root {what}")
 
     def route(self, leaf: int, destination: str, port: int, source_port: int, protocol: str = "tcp") -> int:
         """The spine that the kernel of a leaf takes: what a test checks by; the product never asks."""
@@ -112,19 +122,27 @@ class Spines:
         """Let a spine forward nothing more, with all its links up: leaves send to it as before."""
         self.spines[spine].run("sysctl -qw net.ipv4.ip_forward=0")
 
-    def job(self, *, pins: tuple[str, str] | None = None, **options: Any) -> Job:
-        """A job of two ranks, one behind each leaf (not started); ``pins`` are the library and its plan."""
+    def job(self, *, pins: tuple[str, str | Sequence[str]] | None = None, **options: Any) -> Job:
+        """A job of two ranks, one behind each leaf (not started); ``pins`` are the library and its plan, or one for each host."""
         environment = {
             "NCCL_SOCKET_IFNAME": "nic",
             "NCCL_MIN_NCHANNELS": "2",
             "NCCL_MAX_NCHANNELS": "2",
             **options.pop("env", {}),
         }
-        if pins is not None:
-            environment |= {"LD_PRELOAD": pins[0], "NCCLWATCH_PATH_PINS": pins[1]}
-        return Job("2.27.5", 2, hosts=(1, 1), env=environment, enter=lambda host: self.hosts[host].enter, **options)
+        library, plan = pins or ("", "")
+        if library:
+            environment["LD_PRELOAD"] = library
 
-    def ports(self, leaf: int, destination: str, port: int, candidates: range) -> Iterator[tuple[int, int]]:
+        def enter(host: int) -> list[str]:
+            follows = plan if isinstance(plan, str) else plan[host]
+            return [*self.hosts[host].enter, *(["env", f"NCCLWATCH_PATH_PINS={follows}"] if library else [])]
+
+        return Job("2.27.5", 2, hosts=(1, 1), env=environment, enter=enter, **options)
+
+    def ports(
+        self, leaf: int, destination: str, port: int, candidates: range, protocol: str = "tcp"
+    ) -> Iterator[tuple[int, int]]:
         """(spine, source port) of each candidate."""
         for candidate in candidates:
-            yield self.route(leaf, destination, port, candidate), candidate
+            yield self.route(leaf, destination, port, candidate, protocol), candidate
