@@ -15,12 +15,14 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "live.h"
 #include "plan.h"
 
 #define IBV_QP_STATE 1
 #define IBV_QP_AV (1 << 7)
 #define IBV_QPS_INIT 1
 #define IBV_QPS_RTR 2
+#define IBV_QPS_RTS 3
 #define LOWEST_PORT 0xC000
 #define MOST_PEERS 1024
 #define MOST_STARTED 256
@@ -46,12 +48,14 @@ _Static_assert(sizeof(struct qp_attr) == 88, "struct ibv_qp_attr up to ah_attr")
 
 typedef void *(*lookup_t)(void *, const char *, const char *);
 typedef int (*modify_t)(void *, void *, int);
+typedef int (*destroy_t)(void *);
 typedef void *(*reg_t)(void *, void *, size_t, int);
 typedef void *(*reg_iova_t)(void *, void *, size_t, uint64_t, unsigned);
 typedef void *(*reg_dmabuf_t)(void *, uint64_t, size_t, uint64_t, int, int);
 
 static lookup_t real_lookup;
 static modify_t real_modify;
+static destroy_t real_destroy;
 static reg_t real_reg;
 static reg_iova_t real_reg_iova;
 static reg_dmabuf_t real_reg_dmabuf;
@@ -134,18 +138,30 @@ static uint32_t label_of(int port) {
   return low != 0 ? low : (1u << 14 | 1u);
 }
 
-static int modify(void *pair, void *given, int mask) {
-  struct qp_attr *attr = given;
+/* A step of a queue pair of the service thread's. */
+static int step(void *pair, struct qp_attr *attr, int mask) {
   int port, done;
-  if (attr == NULL || (mask & IBV_QP_STATE) == 0 || !is_service_thread()) return real_modify(pair, given, mask);
   if (attr->state == IBV_QPS_INIT) begins(pair);
   if (attr->state != IBV_QPS_RTR || (mask & IBV_QP_AV) == 0 || !attr->is_global || attr->grh.flow_label != 0 ||
       !sends_data(pair) || (port = port_by_plan(attr->grh.dgid.raw)) == 0)
-    return real_modify(pair, given, mask);
+    return real_modify(pair, attr, mask);
   attr->grh.flow_label = label_of(port);
-  done = real_modify(pair, given, mask);
+  done = real_modify(pair, attr, mask);
   attr->grh.flow_label = 0;
   return done;
+}
+
+static int modify(void *pair, void *given, int mask) {
+  struct qp_attr *attr = given;
+  if (attr == NULL || (mask & IBV_QP_STATE) == 0 || !is_service_thread()) return real_modify(pair, given, mask);
+  int done = step(pair, attr, mask);
+  if (done == 0 && attr->state == IBV_QPS_RTS) live_keep(pair);
+  return done;
+}
+
+static int destroy(void *pair) {
+  live_drop(pair);
+  return real_destroy(pair);
 }
 
 static void *reg(void *pd, void *address, size_t length, int access) {
@@ -163,6 +179,11 @@ static void *reg_dmabuf(void *pd, uint64_t offset, size_t length, uint64_t iova,
   return real_reg_dmabuf(pd, offset, length, iova, fd, access);
 }
 
+static int is_set(const char *name) {
+  const char *value = getenv(name);
+  return value != NULL && *value != '\0';
+}
+
 /* What stands before a function of verbs; NULL where nothing does. The real one is kept beside. */
 static void *before(void *handle, const char *name, const char *version) {
   static const struct {
@@ -171,12 +192,12 @@ static void *before(void *handle, const char *name, const char *version) {
     void **real;
   } known[] = {
       {"ibv_modify_qp", (void *)modify, (void **)&real_modify},
+      {"ibv_destroy_qp", (void *)destroy, (void **)&real_destroy},
       {"ibv_reg_mr", (void *)reg, (void **)&real_reg},
       {"ibv_reg_mr_iova2", (void *)reg_iova, (void **)&real_reg_iova},
       {"ibv_reg_dmabuf_mr", (void *)reg_dmabuf, (void **)&real_reg_dmabuf},
   };
-  const char *file = getenv("NCCLWATCH_PATH_PINS");
-  if (file == NULL || *file == '\0' || handle == RTLD_NEXT || handle == RTLD_DEFAULT) return NULL;
+  if ((!is_set("NCCLWATCH_PATH_PINS") && !is_set("NCCLWATCH_PATH_LIVE")) || handle == RTLD_NEXT || handle == RTLD_DEFAULT) return NULL;
   for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
     if (strcmp(name, known[i].name) == 0) {
       void *real = real_lookup(handle, name, version);

@@ -27,8 +27,8 @@ static call_t next_function(const char *name, call_t *kept) {
 static call_t real_bind, real_connect;
 
 __attribute__((constructor)) static void begin(void) {
-  const char *file = getenv("NCCLWATCH_PATH_PINS");
-  if (file != NULL && *file != '\0') setenv("NCCL_SET_THREAD_NAME", "1", 0);
+  const char *file = getenv("NCCLWATCH_PATH_PINS"), *folder = getenv("NCCLWATCH_PATH_LIVE");
+  if ((file != NULL && *file != '\0') || (folder != NULL && *folder != '\0')) setenv("NCCL_SET_THREAD_NAME", "1", 0);
 }
 
 static in_port_t *port_of(struct sockaddr_storage *address) {

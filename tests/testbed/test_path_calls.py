@@ -9,8 +9,10 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,19 @@ def test_what_commands_about_paths_can_do(tmp_path: Path) -> None:
     assert raw and all("IPPROTO_TCP" in line or "IPPROTO_ICMP" in line for line in raw), raw
 
 
+def test_a_live_request_reaches_the_socket_of_the_process_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("sixteen-bytes-it-is")
+    with Spines() as fabric, socket.socket(socket.AF_UNIX) as process:
+        process.bind(str(tmp_path / "17.sock"))
+        process.listen()
+        answers = threading.Thread(target=lambda: process.accept()[0].send(b"0\n"))
+        answers.start()
+        made = calls(tmp_path / "1", ["paths", "move", str(tmp_path), "17", "5:50001"], fabric)
+        answers.join()
+    assert {name for name, _ in made} == {"socket", "connect", "sendto", "recvfrom"}, made
+    assert all("AF_UNIX" in line for name, line in made if name == "socket") and sum(name == "connect" for name, _ in made) == 1
+
+
 @pytest.mark.skipif(not available("2.27.5"), reason="NCCL 2.27.5 is not cached")
 def test_what_the_library_of_pins_can_call() -> None:
     build("2.27.5")
@@ -96,6 +111,10 @@ def test_what_the_library_of_pins_can_call() -> None:
         "open", "open64", "read", "getenv", "setenv", "prctl",
         # Labels: what each thread has seen of queue pairs.
         "__tls_get_addr",
+        # Live requests: a thread that answers at a socket of the owner's alone; the provider's function is looked up.
+        "pthread_once", "pthread_create", "pthread_detach", "pthread_mutex_lock", "pthread_mutex_unlock", "pthread_sigmask",
+        "sigfillset", "listen", "accept4", "recv", "send", "fstat", "chmod", "unlink", "geteuid", "getpid", "sleep", "dlopen",
+        "snprintf", "strchr", "strcspn",
         "inet_pton", "ntohs", "htons", "sscanf", "__isoc99_sscanf", "__isoc23_sscanf",
         "strtok_r", "__strtok_r", "strcmp", "strncmp", "strlen", "memcmp", "memcpy", "memset",
         "__errno_location", "__stack_chk_fail",

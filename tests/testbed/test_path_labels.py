@@ -1,13 +1,19 @@
-"""Flow labels by a plan, on stand-in verbs (on real ones: ``vm/test_vm_paths.py``); other look-ups stay what they are."""
+"""The preloaded library on stand-in verbs: flow labels by a plan (on real ones: ``vm/test_vm_paths.py``), ports of running queue
+pairs by a live request; other look-ups stay what they are."""
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from ncclwatch.cli.paths_move import ask
 from ncclwatch.paths.pins import Roce, plan_text
 from ncclwatch.paths.ports import label_to_port
 from testbed.job import HERE, ROOT
@@ -22,12 +28,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library, stand-in verbs and the program that uses them."""
     folder = tmp_path_factory.mktemp("labels")
     versions = folder / "versions.map"
-    versions.write_text("IBVERBS_1.1 { global: ibv_modify_qp; ibv_reg_mr; local: *; };\n")
-    pins = [ROOT / "path_pins" / name for name in ("pins.c", "labels.c")]
+    versions.write_text("IBVERBS_1.1 { global: ibv_modify_qp; ibv_reg_mr; ibv_destroy_qp; local: *; };\n")
+    pins = [ROOT / "path_pins" / name for name in ("pins.c", "labels.c", "live.c")]
     shared = ["-fPIC", "-shared"]
     gcc(folder / "pins.so", *pins, *shared, f"-Wl,--version-script,{ROOT}/path_pins/exports.map")
     gcc(folder / "verbs.so", HERE / "standin" / "verbs_labels.c", *shared, f"-Wl,--version-script,{versions}")
     gcc(folder / "use", HERE / "standin" / "use_verbs.c")
+    gcc(folder / "libmlx5.so.1", HERE / "standin" / "mlx5_ports.c", *shared, "-Wl,-soname,libmlx5.so.1")
+    gcc(folder / "live", HERE / "standin" / "use_live.c")
     return folder
 
 
@@ -78,3 +86,74 @@ def test_what_comes_next_is_next_to_who_asks(built: Path, tmp_path: Path) -> Non
     gcc(tmp_path / "say", program)
     preload = f"{built / 'pins.so'}:{tmp_path / 'next.so'}"
     assert subprocess.run([tmp_path / "say"], env={"LD_PRELOAD": preload}, check=False).returncode == 0
+
+
+@contextmanager
+def running(built: Path, folder: Path, *, provider: bool = True) -> Iterator[subprocess.Popen[str]]:
+    """A process with queue pairs 5, 6 and 7 that may be asked by way of a folder."""
+    preload = [built / "pins.so", *([built / "libmlx5.so.1"] if provider else [])]
+    environment = {"LD_PRELOAD": ":".join(map(str, preload)), "NCCLWATCH_PATH_LIVE": str(folder)}
+    process = subprocess.Popen(
+        [built / "live", built / "verbs.so"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(60) == 0, "it ends as ever"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def keyed(folder: Path, key: str = "sixteen-bytes-it-is", mode: int = 0o600) -> Path:
+    file = folder / "key"
+    file.write_text(f"{key}\n")
+    file.chmod(mode)
+    return folder
+
+
+def test_a_running_queue_pair_is_moved_on_request(built: Path, tmp_path: Path) -> None:
+    with running(built, keyed(tmp_path)) as process:
+        assert process.stdout is not None and process.stdin is not None
+        assert ask(tmp_path, process.pid, 6, 50001) == ask(tmp_path, process.pid, 5, 65535) == 0
+        assert [process.stdout.readline(), process.stdout.readline()] == ["moved 6 50001\n", "moved 5 65535\n"]
+        assert ask(tmp_path, process.pid, 7, 50001) == errno.EOPNOTSUPP, "the provider's word"
+        assert [ask(tmp_path, process.pid, *wrong) for wrong in ((8, 50001), (5, 4791), (5, 1 << 17))] == [
+            errno.ENOENT, errno.EINVAL, errno.EINVAL,
+        ]  # fmt: skip
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "destroyed 0\n"
+        assert ask(tmp_path, process.pid, 6, 50002) == errno.ENOENT, "what is destroyed is let go of before"
+        (tmp_path / "key").write_text("another-key-of-20-bytes")
+        assert ask(tmp_path, process.pid, 5, 50003) == errno.EACCES
+    assert not list(tmp_path.glob("*.sock"))
+
+
+def test_without_a_provider_that_can_nothing_moves(built: Path, tmp_path: Path) -> None:
+    with running(built, keyed(tmp_path), provider=False) as process:
+        assert ask(tmp_path, process.pid, 5, 50001) == errno.EOPNOTSUPP
+
+
+@pytest.mark.parametrize(("key", "mode"), [("sixteen-bytes-it-is", 0o644), ("short", 0o600), (None, 0)])
+def test_without_a_secret_nobody_can_ask(built: Path, tmp_path: Path, key: str | None, mode: int) -> None:
+    if key is not None:
+        keyed(tmp_path, key, mode)
+    with running(built, tmp_path):
+        assert not list(tmp_path.glob("*.sock"))
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"\n", b"x" * 4096, b"sixteen-bytes-it-is 5\n", b"sixteen-bytes-it-is -1 -1\n", b"\0\xff\n"]
+)
+def test_nonsense_moves_nothing_and_harms_nobody(built: Path, tmp_path: Path, said: bytes) -> None:
+    with running(built, keyed(tmp_path)) as process:
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(str(tmp_path / f"{process.pid}.sock"))
+            caller.sendall(said)
+            caller.shutdown(socket.SHUT_WR)
+            assert caller.recv(64) in (b"", b"13\n", b"22\n")
+        assert ask(tmp_path, process.pid, 5, 50001) == 0
+        assert process.stdout is not None and process.stdout.readline() == "moved 5 50001\n"

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from ncclwatch.cli.paths import paths
 from ncclwatch.cli.paths_follow import follow
+from ncclwatch.cli.paths_move import move
 from ncclwatch.cli.paths_plan import plan
 from ncclwatch.cli.paths_probe import answer, probe
 from ncclwatch.cli.paths_topology import topology
@@ -38,5 +39,6 @@ app.command("probe")(probe)
 app.command("answer")(answer)
 app.command("plan")(plan)
 app.command("follow")(follow)
+app.command("move")(move)
 app.command("topology")(topology)
 app.command("what-if")(what_if)
