@@ -44,7 +44,7 @@ def job_on(spines: RoceSpines, plan: Path | None = None, **environment: str) -> 
     if plan is not None:
         environment |= {"LD_PRELOAD": str(build_folder() / "libncclwatch_pins.so"), "NCCLWATCH_PATH_PINS": str(plan)}
     environment |= {"NCCL_MIN_NCHANNELS": "2", "NCCL_MAX_NCHANNELS": "2"}
-    return spines.ports.job(VERSION, 2, count=1 << 16, env=environment)
+    return spines.ports.job(VERSION, 2, count=1 << 17, env=environment)
 
 
 def on_spine(spines: RoceSpines, leaf: int, spine: int, number: int) -> list[int]:

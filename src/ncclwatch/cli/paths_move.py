@@ -36,7 +36,7 @@ def move(
         typer.Argument(metavar="QUEUE_PAIR:PORT...", help="A sender's queue pair, as in 'paths --json', and its new port."),
     ],
 ) -> None:
-    """Move running queue pairs to other UDP source ports, in a job that preloads the library of pins and has set a folder for it."""
+    """Move running queue pairs to other UDP source ports, in a job that preloads the library of pins and allows it."""
     failed = []
     for number, port in [_wanted(text) for text in moves]:
         code = ask(folder, pid, number, port)
