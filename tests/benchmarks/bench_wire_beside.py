@@ -1,100 +1,89 @@
-"""How late samples are while the wire plane's process runs bursts beside them, and while it does not, in pairs.
+"""What the wire plane costs samples and the job, in pairs: with bursts within the default budget, and with the plane off.
 
-Samples are of a job of real NCCL over sockets (the testbed); bursts are on the stand-in provider's polling thread (tests/wire),
-by the plane's own service in a process of its own, within the default budget. Prints how late the samples are, with and
-without, and the governor's bill. Run as root:
+Real NCCL runs AllReduces over its InfiniBand transport, on stand-ins for adapters (tests/testbed/adapters.py); the collector is
+``attach``'s, in another process than the plane's. Prints how late samples are, what an iteration takes beside either (the median
+of the pairs' ratios, lowest to highest), and the governor's bill. Run as root:
 
-    python tests/benchmarks/bench_wire_beside.py [--seconds S] [--pairs N]
+    python tests/benchmarks/bench_wire_beside.py [--seconds S] [--pairs N] [--ranks N]
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.pairs import spread
 from ncclwatch.collect.node import NodeCollector
-from ncclwatch.wire.child import Service
 from ncclwatch.wire.governor import DEFAULT_BUDGET, Mode
-from ncclwatch.wire.session import VerbsUser, WireSession
+from testbed.adapters import AdapterNetwork, stand_there
 from testbed.job import Job
-from wire.standin import build, load
+
+
+@dataclass(slots=True)
+class Span:
+    """Some seconds of a collector: how late each round of samples began, what iterations took (seconds), and what was billed."""
+
+    late: list[float] = field(default_factory=list)
+    iteration_s: float = 0.0
+    bill: float = 0.0
+    bursts: int = 0
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=14.0, help="of each run")
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--beside", nargs=2, metavar=("PROGRAM", "BURSTS"), help=argparse.SUPPRESS)
+    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--ranks", type=int, default=4)
     options = parser.parse_args()
-    if options.beside:
-        beside(Path(options.beside[0]), bursts=options.beside[1] == "with")
-        return
-    late: dict[str, list[float]] = {"with": [], "without": []}
-    bill = ""
-    with tempfile.TemporaryDirectory() as folder, Job("2.27.5", 4, extra=("--pause-us", "5000")) as job:
-        program = build(Path(folder))
+    spans: dict[Mode, list[Span]] = {Mode.BURSTS: [], Mode.STATE: []}
+    stand_there()
+    with (
+        AdapterNetwork(hosts=options.ranks) as network,
+        network.job("2.27.5", options.ranks, extra=("--pause-us", "5000", "--time")) as job,
+    ):
         for pair in range(options.pairs):
-            for kind in ("without", "with") if pair % 2 else ("with", "without"):
-                command = [sys.executable, __file__, "--beside", str(program), kind]
-                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-                assert process.stdout is not None
-                process.stdout.readline()
-                late[kind] += lateness(job, options.seconds)
-                said, _ = process.communicate()
-                bill = said.strip() or bill
-    for kind, found in late.items():
-        ms = sorted(1000 * seconds for seconds in found)
+            for mode in (Mode.BURSTS, Mode.STATE) if pair % 2 else (Mode.STATE, Mode.BURSTS):
+                spans[mode].append(watched(job, mode, options.seconds))
+    for mode, name in ((Mode.BURSTS, "with bursts"), (Mode.STATE, "without")):
+        ms = sorted(1000 * late for span in spans[mode] for late in span.late)
         tail = f"90 % within {ms[int(0.9 * len(ms))]:.1f} ms, all within {ms[-1]:.1f} ms"
-        print(f"{kind} bursts: {len(ms)} samples, late by {statistics.median(ms):.1f} ms in the median, {tail}")
-    print(bill)
+        print(f"{name}: {len(ms)} samples, late by {statistics.median(ms):.1f} ms in the median, {tail}")
+    ratios = [a.iteration_s / b.iteration_s for a, b in zip(spans[Mode.BURSTS], spans[Mode.STATE], strict=True)]
+    print("an iteration with bursts / without: {} ({}), pairs: {}".format(*spread(ratios), len(ratios)))
+    worst = max(spans[Mode.BURSTS], key=lambda span: span.bill)
+    print(
+        f"billed to the thread hit most: {worst.bill:.3%} at most, in {worst.bursts} bursts; the budget is {DEFAULT_BUDGET:.1%}"
+    )
 
 
-def lateness(job: Job, seconds: float) -> list[float]:
-    """How much later than planned each round of samples began."""
-    collector = NodeCollector(every=False)
-    found = []
+def watched(job: Job, mode: Mode, seconds: float) -> Span:
+    """A collector for some seconds."""
+    collector = NodeCollector(every=False, wire=(mode, DEFAULT_BUDGET))
+    span = Span()
     try:
         collector.start(job.pids, calls=False)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        begin = time.monotonic()
+        while time.monotonic() < begin + seconds:
             due = collector._next_look
             batch = collector.step()
             if batch.looked:
-                found.append(min(sample.time_ns for sample in batch.samples) / 1e9 - due)
+                span.late.append(min(sample.time_ns for sample in batch.samples) / 1e9 - due)
+            if batch.overhead is not None and batch.overhead.wire_share is not None:
+                span.bill, span.bursts = batch.overhead.wire_share, batch.overhead.wire_bursts
+        end = time.monotonic()
     finally:
         collector.close()
-    return found
-
-
-def beside(program: Path, *, bursts: bool) -> None:
-    """A polling thread, and bursts on it, until the input ends; then the bill."""
-    import threading
-
-    over = threading.Event()
-
-    def until_the_input_ends() -> None:
-        sys.stdin.read()
-        over.set()
-
-    threading.Thread(target=until_the_input_ends, daemon=True).start()
-    with load(program, posts=100_000_000, rate=2_000) as job:
-        service = Service(WireSession(Mode.BURSTS, DEFAULT_BUDGET))
-        service.session.start([VerbsUser(job.pid, None, 0, files=tuple(job.files))])
-        job.begin()
-        print("ready", flush=True)
-        while not over.wait(0.25):
-            if bursts:
-                service.step()
-        print(service.session.report() if bursts else "", flush=True)
-        service.session.close()
+    lines = re.findall(r"iteration \d+ took ([\d.e-]+) at ([\d.]+)", job.log(0))
+    span.iteration_s = statistics.median(float(took) for took, at in lines if begin < float(at) < end)
+    return span
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Faults of the network, played and judged with and without the wire plane: ``python -m score.network [--tries N] [--seed S]``.
 
 Real NCCL plays each fault of :data:`FAULTS` over sockets between hosts of their own (network namespaces; root), with layout,
-moment, place and strength drawn from the seed; ``--guest`` plays them over InfiniBand verbs in the emulated guest (vm/README.md).
-Each try takes less than a minute over sockets and some three in the guest; it is recorded once (``--save``) and then judged as
-:data:`VIEWS` say. ``--again FOLDER`` plays nothing and judges what was recorded there.
+moment, place and strength drawn from the seed; ``--verbs`` plays them over NCCL's InfiniBand transport, with stand-ins for
+adapters (testbed/adapters.py), ``--guest`` over SoftRoCE in the emulated guest (vm/README.md). Each try takes less than a minute,
+some three in the guest; it is recorded once (``--save``) and then judged as :data:`VIEWS` say. ``--again FOLDER`` plays nothing
+and judges what was recorded there.
 
 The table says of each fault: how often it shows in the job's own iterations, right class, right place, both, the time from the
 fault to the first verdict with the right place (median, 90th percentile), and how many jobs were at any moment named as slow
@@ -44,7 +45,10 @@ from score.real import Attach, Outcome, OwnLines, Recording, Roster, Run, Saved,
 from score.scoring import Result, Tally
 from score.table import grid
 from score.visible import visibility
+from testbed.adapters import AdapterNetwork, are_there, stand_there
 from testbed.job import ROOT, JobError
+from testbed.netns import Network as Namespaces
+from testbed.play import LINK_RATE
 
 HANG_S = 12.0
 """For how long a hang is watched; a slow job half as long again."""
@@ -172,14 +176,16 @@ class Asked(Watcher):
             batch.notes = (*batch.notes, self._desk.take(order))
 
 
-def play(fault: str, nccl: str, seed: int, number: int, folder: Path) -> Outcome:
-    """Play one try over sockets, and leave its recording in a folder. What went wrong is in the outcome's note."""
-    scenario = as_played(draw(fault, seed, number), nccl, Transport.SOCKET)
+def play(fault: str, nccl: str, seed: int, number: int, folder: Path, transport: Transport) -> Outcome:
+    """Play one try here, and leave its recording in a folder. What went wrong is in the outcome's note."""
+    scenario = as_played(draw(fault, seed, number), nccl, transport)
     hangs = scenario.expect.score_class in HANG_CLASSES
-    run = Run(scenario, nccl, Transport.SOCKET, (Attach.LIVE,), seed, 0, HANG_S if hangs else SLOW_S, str(folder))
-    outcome = Outcome(run)
+    run = Run(scenario, nccl, transport, (Attach.LIVE,), seed, 0, HANG_S if hangs else SLOW_S, str(folder))
+    outcome, made = Outcome(run), plan(scenario, links=True)
+    hosts = AdapterNetwork if transport is Transport.VERBS else Namespaces
     try:
-        record(run, scenario, plan(scenario, links=True), outcome)
+        with hosts(hosts=len(made.hosts), rate=LINK_RATE) as network:
+            record(run, scenario, made, outcome, network, Asked if transport is Transport.VERBS else Watcher)
     except (JobError, NcclwatchError, OSError) as error:
         outcome.note = f"not played: {str(error).splitlines()[0]}"
     return outcome
@@ -319,9 +325,13 @@ def as_json(rows: Iterable[Row]) -> dict[str, Any]:
 def play_all(options: argparse.Namespace) -> int:
     """Play what the options ask for, one after another; how many could not be played."""
     missing, releases = 0, options.nccl.split(",")
+    transport = Transport.VERBS if options.verbs else Transport.SOCKET
+    if options.verbs and not are_there():
+        stand_there()
     for number in range(options.first_try, options.first_try + options.tries):
         for place, fault in enumerate(options.faults):
-            outcome = play(fault, releases[(number + place) % len(releases)], options.seed, number, options.save)
+            release = releases[(number + place) % len(releases)]
+            outcome = play(fault, release, options.seed, number, options.save, transport)
             missing += bool(outcome.note)
             print(f"played {fault} try {number}: {outcome.pace} {outcome.note}", file=sys.stderr, flush=True)
     return missing
@@ -379,6 +389,7 @@ def main() -> int:
     parser.add_argument(
         "--nccl", default="", help=f"releases in turn, with commas between; {RELEASES}, in the guest {GUEST_RELEASE}"
     )
+    parser.add_argument("--verbs", action="store_true", help="over InfiniBand verbs, with stand-ins for adapters")
     parser.add_argument("--guest", action="store_true", help="over InfiniBand verbs, in the emulated guest")
     parser.add_argument("--inside", type=Path, metavar="FOLDER", help="this machine is the guest; recordings go there")
     parser.add_argument("--timeout", type=float, default=7200.0, help="seconds for the guest, boot included")

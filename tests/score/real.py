@@ -59,7 +59,7 @@ SLOW_BY_THEMSELVES = frozenset(
 
 class Transport(StrEnum):
     """Between the ranks of one host, while hosts are joined by sockets; ``p2p``: by NVLink; ``verbs`` is InfiniBand between all
-    ranks, which only the guest has (vm/slow.py).
+    ranks, in the guest (vm/slow.py) or by stand-ins for adapters (testbed/adapters.py).
     """
 
     SOCKET = "socket"

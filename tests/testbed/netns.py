@@ -298,7 +298,11 @@ class Network:
             each, rest = divmod(ranks, len(self.hosts))
             hosts = tuple(each + (index < rest) for index in range(len(self.hosts)))
         environment = {"NCCL_SOCKET_IFNAME": "nic", **options.pop("env", {})}
-        return Job(nccl, ranks, hosts=hosts, env=environment, enter=lambda host: self.hosts[host].enter, **options)
+        return Job(nccl, ranks, hosts=hosts, env=environment, enter=self.enter, **options)
+
+    def enter(self, host: int) -> list[str]:
+        """What starts a rank's command on a host."""
+        return self.hosts[host].enter
 
     @contextlib.contextmanager
     def background(self, source: int, destination: int, *, rail: int = 0, flows: int = 8, rate: int = 0) -> Iterator[None]:

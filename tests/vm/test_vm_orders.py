@@ -89,6 +89,7 @@ def test_what_was_posted_and_does_not_complete_is_said(soft_roce: Fabric) -> Non
         assert "wire" in verdicts[0].planes
 
 
+@pytest.mark.long
 def test_that_nobody_takes_completions_is_said(soft_roce: Fabric) -> None:
     """The proxy thread of rank 1 sleeps."""
     with job_of(soft_roce, "--fault", f"stall_proxy:rank={VICTIM},at=40") as job:
