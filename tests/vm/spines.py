@@ -29,14 +29,14 @@ _ON_ONE_CPU = "mount -t sysfs none /sys && for one in /sys/class/net/*/queues/rx
 
 
 class RoceSpines(Spines):
-    """The fabric of namespaces with the guest's two ports as its hosts; ``ports`` are a job's (:class:`vm.fabric.Fabric`).
+    """The fabric of namespaces with the guest's two ports as its hosts; ``roce`` is a job's (:class:`vm.fabric.Fabric`).
 
     Besides a :class:`vm.fabric.Fabric` only, which has put the table of local addresses behind the others."""
 
     def __init__(self, rate: float) -> None:
         self._ends = [Port(f"rnic{leaf}", f"rsp{leaf}", self.address(leaf), f"02:00:00:00:79:0{leaf}") for leaf in range(LEAVES)]
         super().__init__(rate=rate, room=ROOM)
-        self.ports = Fabric(*self._ends)
+        self.roce = Fabric(*self._ends)
         for switch in (*self.leaves, *self.spines):
             subprocess.run([*switch.enter, "unshare", "--mount", "sh", "-c", _ON_ONE_CPU], check=True, timeout=30)
 

@@ -44,7 +44,7 @@ def job_on(spines: RoceSpines, plan: Path | None = None, **environment: str) -> 
     if plan is not None:
         environment |= {"LD_PRELOAD": str(build_folder() / "libncclwatch_pins.so"), "NCCLWATCH_PATH_PINS": str(plan)}
     environment |= {"NCCL_MIN_NCHANNELS": "2", "NCCL_MAX_NCHANNELS": "2"}
-    return spines.ports.job(VERSION, 2, count=1 << 17, env=environment)
+    return spines.roce.job(VERSION, 2, count=1 << 17, env=environment)
 
 
 def on_spine(spines: RoceSpines, leaf: int, spine: int, number: int) -> list[int]:
@@ -103,7 +103,7 @@ def queues_by_port(spines: RoceSpines) -> None:
     """While flows crowd on spine 0: writes of our own by its source ports wait, by those of the other spine they do not."""
     waits, free = (on_spine(spines, 0, spine, 2) for spine in range(2))
     back = [on_spine(spines, 1, spine, 1)[0] for spine in range(2)]
-    here, there = spines.ports.a, spines.ports.b
+    here, there = spines.roce.a, spines.roce.b
     with Listener("127.0.0.1", 0, device=there.device, gid_index=there.gid_index) as listener:
         trips = varied_rdma.probe((here.device, 1), ("127.0.0.1", listener.port), [*waits, *free], 10, back=back)
     shown = {port: [round(trip / 1e6) for trip in each] for port, each in trips.items()}

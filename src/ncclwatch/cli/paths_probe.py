@@ -32,6 +32,11 @@ PortsOption = Annotated[
     typer.Option("--ports", metavar="PORTS", help="Ports that the next communicator will listen on: 26000,26001 or 26000-26003."),
 ]
 
+TokenOption = Annotated[
+    Path | None,
+    typer.Option("--token-file", help=f"For --udp --queues: the secret of 'ncclwatch probe --listen' (or ${TOKEN_VARIABLE})."),
+]
+
 
 def probe(
     destinations: Annotated[list[str], typer.Argument(metavar="ADDRESS...", help="Addresses of the other hosts' NICs.")],
@@ -62,12 +67,7 @@ def probe(
         float,
         typer.Option("--lldp", metavar="SECONDS", min=0.0, max=600.0, help="Hear which switches the NICs are plugged into: 35."),
     ] = 0.0,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--token-file", help=f"For --udp --queues: the secret of 'ncclwatch probe --listen' (or ${TOKEN_VARIABLE})."
-        ),
-    ] = None,
+    token_file: TokenOption = None,
     looks: Annotated[int, typer.Option("--looks", min=1, max=20, help="Times that each path is followed.")] = 2,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write what was seen to a file.")] = None,
     as_json: JsonOption = False,
@@ -86,7 +86,7 @@ def probe(
     for where in destinations:
         destination = address(where)
         live = _between(running, own_address(destination), destination)
-        asked = Asked(destination, wanted, live, protocol, looks=looks, rounds=queues, listener_port=DEFAULT_PORT, token=token)
+        asked = Asked(destination, wanted, live, protocol, looks=looks, rounds=queues, listener=(DEFAULT_PORT, token))
         made.append(look(asked, socket.gethostname()))
     if lldp:
         made = with_switches(made, lldp)

@@ -24,7 +24,7 @@ class Asked:
     """What to look at: ``paths`` by attempts of our own, ``live`` five-tuples of running flows, each (port, source port).
 
     ``looks`` times, at least ``apart_s`` apart; ``rounds`` > 0: exchanges with a listener of ours for queues, over UDP that of
-    'ncclwatch probe --listen' on ``listener_port``, which knows the ``token``.
+    'ncclwatch probe --listen' (``listener``: its TCP port, the secret that it knows).
     """
 
     destination: str
@@ -35,8 +35,7 @@ class Asked:
     apart_s: float = 0.2
     rounds: int = 0
     effort: hops.Effort = hops.THOROUGH
-    listener_port: int = 0
-    token: bytes = b""
+    listener: tuple[int, bytes] = (0, b"")
 
 
 def own_address(destination: str) -> str:
@@ -128,8 +127,8 @@ def _queues(asked: Asked, source: str) -> Mapping[PathKey, PathLoad]:
     if asked.protocol is Protocol.UDP:
         device = device_of(source, read_ports())
         ports = [port for _, port in asked.paths]
-        listener = asked.destination, asked.listener_port
-        trips = varied_rdma.probe(device, listener, ports, asked.rounds, asked.token)
+        tcp_port, token = asked.listener
+        trips = varied_rdma.probe(device, (asked.destination, tcp_port), ports, asked.rounds, token)
         return loads({(ROCE_PORT, port): each for port, each in trips.items()})
     rows = varied.probe(asked.destination, asked.paths, asked.rounds)
     if not any(each for _, _, each in rows):
