@@ -22,6 +22,7 @@ from score.real import Attach, Outcome, Transport
 from score.scoring import Result, summarise, to_json
 from score.simulated import score_all
 from score.table import render
+from testbed.adapters import stand_there
 
 KINDS = {"hangs": HANG_CLASSES, "healthy": frozenset({ScoreClass.CLEAN})}
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
@@ -50,7 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
     real.add_argument("--largest", type=int, default=0, metavar="RANKS", help="only jobs of so many ranks at most")
     real.add_argument("--kind", choices=("hangs", "healthy"), help="with --drawn: only those")
     real.add_argument("--unjudged", action="store_true", help="only record, into --save, what is not there yet: --again judges")
-    real.add_argument("--transport", default="", help="socket, shm, or both; each scenario's own if not given")
+    real.add_argument(
+        "--transport", default="", help="of socket, shm, p2p and verbs, with commas between; each scenario's own if not given"
+    )
     real.add_argument("--attach", choices=("live", "post-hang", "both"), default="both")
     real.add_argument("--tries", type=int, default=1, help="runs of each, at moments drawn from the seed")
     real.add_argument("--first-try", type=int, default=0, help="number of the first of them: many tries can be made in parts")
@@ -122,10 +125,13 @@ def play_for_real(options: argparse.Namespace, chosen: list[Scenario]) -> int:
     if options.save:
         options.save.mkdir(parents=True, exist_ok=True)
     attaches = tuple(Attach) if options.attach == "both" else (Attach(options.attach),)
+    transports = [Transport(t) for t in options.transport.split(",") if t]
+    if Transport.VERBS in transports:
+        stand_there()
     runs, left_out = matrix.choose(
         chosen,
         versions=[v for v in options.nccl.split(",") if v],
-        transports=[Transport(t) for t in options.transport.split(",") if t],
+        transports=transports,
         attaches=attaches,
         tries=options.tries,
         first_try=options.first_try,

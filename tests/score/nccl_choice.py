@@ -2,10 +2,12 @@
 
     python -m score.nccl_choice --save FOLDER          # root: plays them, a minute each, and judges each recording once
     python -m score.nccl_choice --save FOLDER --again  # judges what lies there as the engine judges now
-    python -m score.nccl_choice --save FOLDER --seed 2601 --jobs 12   # jobs nobody has seen: a seed of seeds.toml
+    python -m score.nccl_choice --save FOLDER --seed 2602 --jobs 12   # jobs nobody has seen: a seed of seeds.toml
 
-Releases and message sizes take turns; with a seed they, the rank with the fault and the order are drawn. What can be seen of each
-fault was written down before (:mod:`score.observable`).
+Releases and message sizes take turns; with a seed they, the rank with the fault, its group and the order are drawn. Groups of two
+see rings alone, so a seed also puts all four ranks into one group: NCCL joins these by trees between nodes, and uses LL128 inside
+one. What can be seen of each fault was written down before (:mod:`score.observable`); whether a slow job is
+slower at all, its own iterations say (:mod:`score.visible`).
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from pathlib import Path
 
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.verdict import Verdict, VerdictClass
-from ncclwatch.simulate.layout import node_of
-from ncclwatch.simulate.scenario import Scenario, ScoreClass, load_all
+from ncclwatch.simulate.layout import groups, node_of
+from ncclwatch.simulate.scenario import Fault, FaultKind, Scenario, ScoreClass, load_all
 from ncclwatch.simulate.testbed import plan
 from ncclwatch.store.replay import Recordings
 from score.observable import GPU, why_hidden
@@ -33,6 +35,8 @@ from score.real import Attach, Outcome, OwnLines, Recording, Roster, Run, Saved,
 from score.scoring import Tally
 from score.stalls import where_it_stalled
 from score.table import REAL, grid
+from score.visible import SLOW_CLASSES, visibility
+from testbed.choices import RUN
 from testbed.job import JobError, build
 
 RELEASES = ("2.21.5", "2.25.1", "2.27.5", "2.29.2", "2.32.3")
@@ -48,8 +52,16 @@ SIZES = ((8, 8), (1 << 16, 4 << 20), (1 << 20, 16 << 20))
 DRAWN_SIZES = (8, 256, 1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
 """Bytes that are drawn: of gradients any of them, of activations at most ``LARGEST_ACTIVATIONS``, which two cores can move."""
 LARGEST_ACTIVATIONS = 1 << 20
+TENSOR_SIZES = (8, 256, 1 << 15, 1 << 20, 1 << 22)
+"""Bytes of activations where four ranks share a layer: for each choice that NCCL makes of AllReduce there is one
+(tests/testbed/README.md).
+"""
+WIDE = {"tp": {"tp": 4, "dp": 1}, "dp": {"tp": 1, "dp": 4}}
+"""Layouts with all ranks in one group, by its role: tensor groups call AllReduce, data groups AllGather and ReduceScatter."""
+IN = "+"
+"""Between the name of a scenario and the role of the group that all ranks are in."""
 AT = "@"
-"""Between the name of a scenario and by what the rank with the fault was moved."""
+"""Between that and by what the rank with the fault was moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +98,24 @@ def cast(scenario: Scenario, ranks_per_node: int, nbytes: tuple[int, int], nccl:
     small, large = nbytes
     played = as_played(replace(scenario, layout=replace(scenario.layout, ranks_per_node=ranks_per_node)), nccl, Transport.P2P)
     work = replace(played.workload, tp_bytes=small, pp_bytes=small, cp_bytes=small, ep_bytes=small, dp_bytes=large)
-    expect = played.expect
-    if any(fault.kind in GPU for fault in played.faults):
-        # Which of those that NVLink joins does not get on lies in GPU memory: they may be named together (as in score.drawn).
-        near = {node_of(played.layout, rank) for rank in expect.ranks}
-        others = {rank for rank in range(played.layout.world) if node_of(played.layout, rank) in near} - set(expect.ranks)
-        expect = replace(expect, also=tuple(sorted(others | set(expect.also))))
+    also = set(played.expect.also).union(*(_beside(fault, played) for fault in played.faults)) - set(played.expect.ranks)
     name = f"{scenario.name}-{ranks_per_node}-a-node-{small}-{large}"
-    return replace(played, name=name, workload=work, expect=expect)
+    return replace(played, name=name, workload=work, expect=replace(played.expect, also=tuple(sorted(also))))
+
+
+def _beside(fault: Fault, played: Scenario) -> set[int]:
+    """Who may be named together with the rank that a fault strikes.
+
+    Which of those that NVLink joins does not get on lies in GPU memory (as in score.drawn). A proxy that stalls looks like a dead
+    link to the other end, which may be any rank of its group on another node.
+    """
+    layout = played.layout
+    if fault.kind in GPU:
+        return {rank for rank in range(layout.world) if node_of(layout, rank) == node_of(layout, fault.rank)}
+    if fault.kind is FaultKind.PROXY_STALL:
+        members = next(set(group) for group in groups(layout, fault.role).tolist() if fault.rank in group)
+        return {rank for rank in members if node_of(layout, rank) != node_of(layout, fault.rank)}
+    return set()
 
 
 def choose(scenarios: Sequence[Scenario], releases: Sequence[str]) -> Iterator[tuple[Scenario, str, int, tuple[int, int]]]:
@@ -107,16 +129,41 @@ def choose(scenarios: Sequence[Scenario], releases: Sequence[str]) -> Iterator[t
 
 
 def draw(scenarios: Sequence[Scenario], releases: Sequence[str], seed: int) -> list[tuple[Scenario, str, int, tuple[int, int]]]:
-    """What is played of a seed, in its order: as :func:`choose` with release, sizes and the rank with the fault drawn."""
+    """What is played of a seed, in its order: as :func:`choose` with release, sizes and the rank with the fault drawn. Each is
+    played in a tensor group of four, and once more in one of gradients or in its own groups.
+    """
     chance = random.Random(f"nccl-choice/{seed}")
     found = []
     for scenario, _, ranks_per_node, _ in choose(scenarios, releases):
-        by = chance.choice([by for by in range(scenario.layout.world) if _can_move(scenario, by)])
-        small = chance.choice([size for size in DRAWN_SIZES if size <= LARGEST_ACTIVATIONS])
-        large = chance.choice([size for size in DRAWN_SIZES if size >= small])
-        found.append((moved(scenario, by), chance.choice(releases), ranks_per_node, (small, large)))
+        widths = ("",) if scenario.layout.pp > 1 else ("tp", chance.choice(("", "dp")))
+        for role in widths:
+            played = widened(scenario, role)
+            by = chance.choice([by for by in range(played.layout.world) if _can_move(played, by)])
+            found.append((moved(played, by), chance.choice(releases), ranks_per_node, _sizes(chance, role)))
     chance.shuffle(found)
     return found
+
+
+def _sizes(chance: random.Random, role: str) -> tuple[int, int]:
+    """Bytes of activations and of gradients; a tensor group of all ranks leaves no gradients to reduce."""
+    if role == "tp":
+        small = chance.choice(TENSOR_SIZES)
+        return small, small
+    small = chance.choice([size for size in DRAWN_SIZES if size <= LARGEST_ACTIVATIONS])
+    return small, chance.choice([size for size in DRAWN_SIZES if size >= small])
+
+
+def widened(scenario: Scenario, role: str) -> Scenario:
+    """The scenario with all ranks in one group of this role, which the fault strikes; ``role`` empty: as it is.
+
+    With four in a group it is plain which of them called another operation.
+    """
+    if not role:
+        return scenario
+    faults = tuple(replace(fault, role=role, occurrence=0) if fault.role else fault for fault in scenario.faults)
+    expect = scenario.expect if scenario.expect.score_class is not ScoreClass.H2 else replace(scenario.expect, also=())
+    layout = replace(scenario.layout, **WIDE[role])
+    return replace(scenario, name=f"{scenario.name}{IN}{role}", layout=layout, faults=faults, expect=expect)
 
 
 def moved(scenario: Scenario, by: int) -> Scenario:
@@ -157,11 +204,13 @@ def play(scenario: Scenario, nccl: str, ranks_per_node: int, nbytes: tuple[int, 
 
 def by_name(name: str, nccl: str, scenarios: Mapping[str, Scenario]) -> Scenario | None:
     """The scenario that :func:`cast` gave this name; ``None`` where it was another's."""
-    parts = re.fullmatch(rf"(.+?)(?:{AT}(\d+))?-(\d+)-a-node-(\d+)-(\d+)", name)
+    parts = re.fullmatch(rf"(.+?)(?:{re.escape(IN)}(\w+))?(?:{AT}(\d+))?-(\d+)-a-node-(\d+)-(\d+)", name)
     base = scenarios.get(parts[1]) if parts else None
     if parts is None or base is None:
         return None
-    return cast(moved(base, int(parts[2])) if parts[2] else base, int(parts[3]), (int(parts[4]), int(parts[5])), nccl)
+    _, role, by, ranks_per_node, small, large = parts.groups()
+    played = widened(base, role or "")
+    return cast(moved(played, int(by)) if by else played, int(ranks_per_node), (int(small), int(large)), nccl)
 
 
 def again(folder: Path, scenarios: Mapping[str, Scenario]) -> Iterator[Judged]:
@@ -186,6 +235,7 @@ def judge(
     scenario: Scenario, recording: Recording, since: float, run: Run, attach: Attach, nbytes: tuple[int, int], note: str
 ) -> Judged:
     """Judge a recording."""
+    hidden = why_hidden(scenario, run.nccl, attach) or _too_little(scenario, recording, since)
     tally, last = Tally(scenario, Roster(scenario, recording), "ncclwatch"), list[Verdict]()
     for moment, verdicts in recording.said():
         tally.hear(verdicts, moment - since)
@@ -194,24 +244,36 @@ def judge(
     return Judged(
         scenario=run.scenario.name, nccl=run.nccl, ranks_per_node=scenario.layout.ranks_per_node, nbytes=nbytes,
         attach=str(attach), chosen=recording.own.chosen if recording.own else (), score_class=str(result.score_class),
-        hidden=why_hidden(scenario, run.nccl, attach), right=result.right, said=result.said, named=tuple(result.named),
+        hidden=hidden, right=result.right, said=result.said, named=tuple(result.named),
         innocents=result.innocents, last=str(last[0].verdict_class) if last else "",
         summary=result.summary or (last[0].summary if last else ""), note=note,
     )  # fmt: skip
 
 
+def _too_little(scenario: Scenario, recording: Recording, since: float) -> str:
+    """Why a fault that slows the job cannot be seen in how long its iterations take; empty where it can, and for other faults."""
+    if scenario.expect.score_class not in SLOW_CLASSES or recording.own is None or not recording.batches:
+        return ""
+    shown = visibility(scenario, recording.own.iterations, since, recording.batches[-1].time_ns / 1e9)
+    return "" if shown.visible else shown.text
+
+
 def tables(judged: Sequence[Judged]) -> str:
-    """By what NCCL chose and what joins the ranks: of faults that show how many were right, of others how many ``unknown``."""
+    """By what NCCL chose and what joins the ranks: of faults that show how many were right, of others how many ``unknown``. A job
+    counts in the row of each pair that it used.
+    """
     rows: dict[tuple[str, str], list[Judged]] = defaultdict(list)
     for one in judged:
-        pairs = ", ".join(sorted({choice.split()[-1] for choice in one.chosen})) or "none yet"
-        rows["one node, NVLink" if one.ranks_per_node == 4 else "two nodes, NVLink and sockets", pairs].append(one)
+        for pair in {choice.split()[-1] for choice in one.chosen} or {"none yet"}:
+            rows["one node, NVLink" if one.ranks_per_node == 4 else "two nodes, NVLink and sockets", pair].append(one)
     cells = [[joined, pairs, *_counts(part)] for (joined, pairs), part in sorted(rows.items())] + [["all", "", *_counts(judged)]]
     head = (
-        "ranks on", "algorithm/protocol chosen", "releases", "shows: right", "hidden: as it should be", "healthy: silent",
+        "ranks on", "algorithm/protocol", "releases", "shows: right", "hidden: as it should be", "healthy: silent",
         "innocents named",
     )  # fmt: skip
     out = [f"NCCL's own choices; {REAL}", "", *grid(head, cells, markdown=True), ""]
+    used = {pair for _, pair in rows}
+    out += ["Never chosen: " + (", ".join(pair for pair in map("/".join, RUN) if pair not in used) or "none"), ""]
     for one in judged:
         if not one.as_expected or one.note:
             why = f"hidden ({one.hidden})" if one.hidden else "shows"

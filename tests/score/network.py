@@ -41,14 +41,26 @@ from ncclwatch.store.replay import Recordings
 from ncclwatch.wire.governor import DEFAULT_BUDGET
 from score.diagnosers import HANG_CLASSES
 from score.exact import share
-from score.real import Attach, Outcome, OwnLines, Recording, Roster, Run, Saved, Transport, Watcher, as_played, expected, record
+from score.real import (
+    Attach,
+    Outcome,
+    OwnLines,
+    Recording,
+    Roster,
+    Run,
+    Saved,
+    Transport,
+    Watcher,
+    as_played,
+    expected,
+    network_of,
+    record,
+)
 from score.scoring import Result, Tally
 from score.table import grid
 from score.visible import visibility
-from testbed.adapters import AdapterNetwork, are_there, stand_there
+from testbed.adapters import are_there, stand_there
 from testbed.job import ROOT, JobError
-from testbed.netns import Network as Namespaces
-from testbed.play import LINK_RATE
 
 HANG_S = 12.0
 """For how long a hang is watched; a slow job half as long again."""
@@ -176,15 +188,22 @@ class Asked(Watcher):
             batch.notes = (*batch.notes, self._desk.take(order))
 
 
-def play(fault: str, nccl: str, seed: int, number: int, folder: Path, transport: Transport) -> Outcome:
+def later(scenario: Scenario, seconds: float) -> Scenario:
+    """The same with its faults of a moment so many seconds later: bursts of the wire plane begin short, and grow for a while."""
+    faults = (
+        replace(fault, start_s=fault.start_s + seconds) if fault.start_s is not None else fault for fault in scenario.faults
+    )
+    return replace(scenario, faults=tuple(faults))
+
+
+def play(fault: str, nccl: str, seed: int, number: int, folder: Path, transport: Transport, before_s: float) -> Outcome:
     """Play one try here, and leave its recording in a folder. What went wrong is in the outcome's note."""
-    scenario = as_played(draw(fault, seed, number), nccl, transport)
+    scenario = later(as_played(draw(fault, seed, number), nccl, transport), before_s)
     hangs = scenario.expect.score_class in HANG_CLASSES
     run = Run(scenario, nccl, transport, (Attach.LIVE,), seed, 0, HANG_S if hangs else SLOW_S, str(folder))
     outcome, made = Outcome(run), plan(scenario, links=True)
-    hosts = AdapterNetwork if transport is Transport.VERBS else Namespaces
     try:
-        with hosts(hosts=len(made.hosts), rate=LINK_RATE) as network:
+        with network_of(transport, made) as network:
             record(run, scenario, made, outcome, network, Asked if transport is Transport.VERBS else Watcher)
     except (JobError, NcclwatchError, OSError) as error:
         outcome.note = f"not played: {str(error).splitlines()[0]}"
@@ -331,7 +350,7 @@ def play_all(options: argparse.Namespace) -> int:
     for number in range(options.first_try, options.first_try + options.tries):
         for place, fault in enumerate(options.faults):
             release = releases[(number + place) % len(releases)]
-            outcome = play(fault, release, options.seed, number, options.save, transport)
+            outcome = play(fault, release, options.seed, number, options.save, transport, options.before)
             missing += bool(outcome.note)
             print(f"played {fault} try {number}: {outcome.pace} {outcome.note}", file=sys.stderr, flush=True)
     return missing
@@ -389,6 +408,7 @@ def main() -> int:
     parser.add_argument(
         "--nccl", default="", help=f"releases in turn, with commas between; {RELEASES}, in the guest {GUEST_RELEASE}"
     )
+    parser.add_argument("--before", type=float, default=0.0, metavar="S", help="so many seconds more before the fault")
     parser.add_argument("--verbs", action="store_true", help="over InfiniBand verbs, with stand-ins for adapters")
     parser.add_argument("--guest", action="store_true", help="over InfiniBand verbs, in the emulated guest")
     parser.add_argument("--inside", type=Path, metavar="FOLDER", help="this machine is the guest; recordings go there")

@@ -6,6 +6,7 @@ own lines, which say when a fault began, are read by the scorer alone.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import threading
@@ -36,8 +37,9 @@ from score.diagnosers import HANG_CLASSES, Diagnoser
 from score.scoring import Result, Tally
 from score.stalls import where_it_stalled
 from score.visible import SLOW_CLASSES, visibility
+from testbed.adapters import MAX_HOSTS, AdapterNetwork
 from testbed.job import JobError
-from testbed.play import Hosts, Play
+from testbed.play import LINK_RATE, Hosts, Play
 
 HISTORY_S = 30.0
 BASELINES_EVERY_S = 2.0
@@ -170,8 +172,6 @@ def _crossing(layout: Layout, inside: set[int]) -> set[int]:
 def obstacle(scenario: Scenario, nccl: str, transport: Transport) -> str:
     """Why the testbed cannot play the scenario so; empty when it can."""
     seen = scenario.observe
-    if transport is Transport.VERBS:
-        return "InfiniBand: in the guest only (python -m vm.slow)"
     if scenario.layout.world > 16:
         return f"{scenario.layout.world} ranks: simulation only"
     if seen.loss or seen.late_fraction:
@@ -181,6 +181,8 @@ def obstacle(scenario: Scenario, nccl: str, transport: Transport) -> str:
     if any(f.kind is FaultKind.INIT_MISSING and f.rank == 0 for f in scenario.faults):
         return "rank 0 makes the id that all others wait for outside NCCL: without it nobody enters NCCL at all"
     played = as_played(scenario, nccl, transport)
+    if transport is Transport.VERBS and (hosts := len(plan(played).hosts)) > MAX_HOSTS:
+        return f"{hosts} hosts: stand-ins for adapters are for {MAX_HOSTS}"
     on_the_network = any(f.kind in (FaultKind.PROXY_STALL, FaultKind.PROXY_SLEEP) for f in scenario.faults)
     if transport in (Transport.SHM, Transport.P2P) and on_the_network and len(plan(played).hosts) == 1:
         return "no proxy is involved within one host"
@@ -356,15 +358,26 @@ def play(run: Run, baselines: Sequence[Diagnoser] = ()) -> Outcome:
     outcome = Outcome(run)
     try:
         scenario = as_played(scenario, run.nccl, run.transport)
-        for attach, recording, since in record(run, scenario, plan(scenario, links=True), outcome):
-            if not run.judged:
-                continue
+        made = plan(scenario, links=True)
+        with network_of(run.transport, made) as network:
+            recorded = record(run, scenario, made, outcome, network)
+        for attach, recording, since in recorded if run.judged else ():
             stalled = recording.own.stalled if recording.own else ""
             outcome.results += _score(where_it_stalled(scenario, stalled), recording, since, run.setting(attach), baselines)
     except (JobError, NcclwatchError, OSError) as error:
         outcome.note = f"not played: {str(error).splitlines()[0]}"
     outcome.wall_s = time.monotonic() - began
     return outcome
+
+
+@contextlib.contextmanager
+def network_of(transport: Transport, made: TestbedPlan) -> Iterator[Hosts | None]:
+    """Hosts with adapters, where a plan is played over verbs; else the plan's player makes what it needs. Raises JobError."""
+    if transport is not Transport.VERBS:
+        yield None
+        return
+    with AdapterNetwork(hosts=len(made.hosts), rate=LINK_RATE) as network:
+        yield network
 
 
 def record(

@@ -27,6 +27,7 @@ FOLDER = Path("/run/ncclwatch-adapters")
 """The device files, and the machine's own ``/sys``."""
 NODES = ((1, 3), (1, 5), (1, 7), (1, 8), (1, 9))
 """Devices of the kernel's memory driver, which anybody can open, and which differ in their numbers: a host each."""
+MAX_HOSTS = len(NODES)
 ADAPTERS = Path("/sys/class/infiniband")
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -43,8 +44,8 @@ class AdapterNetwork(Network):
     """Hosts with an adapter each; only where :func:`are_there`."""
 
     def __init__(self, hosts: int = 2, **options: Any) -> None:
-        if not are_there() or hosts > len(NODES):
-            raise NetworkError(f"stand-ins for RDMA devices are for {len(NODES)} hosts, below `python -m testbed.adapters`")
+        if not are_there() or hosts > MAX_HOSTS:
+            raise NetworkError(f"stand-ins for RDMA devices are for {MAX_HOSTS} hosts, below `python -m testbed.adapters`")
         super().__init__(hosts, **options)
 
     def job(self, nccl: str = "2.27.5", ranks: int = 2, *, hosts: Sequence[int] | None = None, **options: Any) -> Job:

@@ -16,7 +16,7 @@ LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING"}
 
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 PROTOCOLS = ("LL", "LL128", "Simple")
-RUN = tuple((algorithm, protocol) for algorithm in ("Ring", "Tree") for protocol in PROTOCOLS)
+RUN = (*((algorithm, protocol) for algorithm in ("Ring", "Tree") for protocol in PROTOCOLS), ("PAT", "Simple"))
 """What the stand-in plays."""
 
 # NCCL 2.21 writes numbers and no collective (topoGetAlgoInfo of src/enqueue.cc), later releases names in capitals.

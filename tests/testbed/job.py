@@ -110,7 +110,7 @@ class Job:
     None as a value, removes from the environment of all ranks. `wrap` is a command each rank runs under. `python` makes
     each rank a Python process, with the fault and the file that python_rank.py takes. `enter` gives the
     command (nsenter and its options) that starts the ranks of one host in namespaces of their own (netns.py).
-    `algorithm` and `protocol` become NCCL_ALGO (Tree of AllReduce alone, which no other collective has) and NCCL_PROTO; with
+    `algorithm` and `protocol` become NCCL_ALGO (Tree and PAT for the collectives that have them, else Ring) and NCCL_PROTO; with
     another protocol than Simple, NCCL decides by itself which Send/Recv go by LL. `as_nccl_likes` leaves all of that to NCCL.
     `nvlinks`: so many join every GPU to an NVSwitch of its host; transport is then "p2p", and NCCL itself says how far it goes.
     `wait_for` says what starting waits for: "running" (all ranks have finished an iteration), "ready" (all have their
@@ -148,7 +148,7 @@ class Job:
         self._nvlinks = nvlinks
         self.hosts = _hosts(ranks, self._transport, hosts)
         self.library = library(nccl)
-        self._env = (_tuned(nccl, algorithm, protocol) if not as_nccl_likes else _AS_NCCL_LIKES) | dict(env or {})
+        self._env = ({} if as_nccl_likes else _tuned(nccl, algorithm, protocol)) | dict(env or {})
         self._wrap = list(wrap)
         self._python = list(python)
         self._enter = enter
@@ -381,15 +381,16 @@ class Job:
                 time.sleep(0.05)
 
 
-_AS_NCCL_LIKES: dict[str, str | None] = {"NCCL_PAT_ENABLE": "0"}
-"""What stays closed to NCCL's own choice: PAT, which the stand-in does not play."""
+COLLECTIVES = {"Tree": ("allreduce",), "PAT": ("allgather", "reducescatter")}
+"""Algorithms that not every collective has, and those that have them."""
 
 
 def _tuned(nccl: str, algorithm: str, protocol: str) -> dict[str, str | None]:
     """NCCL_ALGO and NCCL_PROTO that leave one choice. Since 2.24 an algorithm that a collective lacks is an error."""
-    per_collective = algorithm == "Tree" and [int(part) for part in nccl.split(".")[:2]] >= [2, 24]
+    per_collective = [int(part) for part in nccl.split(".")[:2]] >= [2, 24]
+    having = COLLECTIVES.get(algorithm, ()) if per_collective else ()
     tuned: dict[str, str | None] = {
-        "NCCL_ALGO": f"Ring;allreduce:{algorithm}" if per_collective else algorithm,
+        "NCCL_ALGO": ";".join(["Ring", *(f"{collective}:{algorithm}" for collective in having)]) if having else algorithm,
         "NCCL_PROTO": protocol,
     }
     if protocol == "Simple":
@@ -473,7 +474,7 @@ def main() -> int:
     parser.add_argument("--iterations", type=int)
     parser.add_argument("--hold", action="store_true", help="stay alive after the last iteration")
     parser.add_argument("--verify", action="store_true", help="check every element")
-    parser.add_argument("--algorithm", choices=("Ring", "Tree"), default="Ring")
+    parser.add_argument("--algorithm", choices=("Ring", "Tree", "PAT"), default="Ring")
     parser.add_argument("--protocol", choices=("LL", "LL128", "Simple"), default="Simple")
     parser.add_argument("--as-nccl-likes", action="store_true", help="set no algorithm and no protocol: NCCL chooses by itself")
     parser.add_argument("--nvlinks", type=int, default=0, help="NVLinks of each GPU to an NVSwitch of its host")

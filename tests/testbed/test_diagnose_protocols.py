@@ -1,4 +1,4 @@
-"""Jobs by LL, by LL128 and on trees: what memory shows of them, whom a hang is laid to, and silence where all is well."""
+"""Jobs by LL, by LL128, on trees and by PAT: what memory shows of them, whom a hang is laid to, and silence where all is well."""
 
 from __future__ import annotations
 
@@ -52,6 +52,9 @@ STUCK = {
     "LL-tree-sockets-8-bytes": Case("2.27.5", APART, 2, "LL", "Tree"),
     "LL128-tree-sockets": Case("2.32.3", APART, protocol="LL128", algorithm="Tree"),
     "LL-send-receive": Case("2.32.3", INSIDE, 200, "LL", shape="alltoall"),
+    "PAT-gather": Case("2.27.5", APART, protocol="Simple", algorithm="PAT", shape="allgather"),
+    "PAT-scatter": Case("2.32.3", APART, protocol="Simple", algorithm="PAT", shape="reducescatter"),
+    "LL-batched-broadcasts": Case("2.32.3", MIXED, protocol="LL", shape="allgatherv"),
 }
 
 

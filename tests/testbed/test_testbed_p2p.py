@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.attach, pytest.mark.skipif(not has_secret_memory(), re
 CUMEM = {"NCCL_CUMEM_ENABLE": "1", "TESTBED_CUMEM": "1"}
 """NCCL asks the driver for virtual memory, and the stand-in has it."""
 WAYS = {"IPC": {}, "CUMEM": CUMEM}
-PLAYED = [*((version, "IPC") for version in ("2.19.3", *VERSIONS)), ("2.27.5", "CUMEM")]
+PLAYED = [*((version, "IPC") for version in ("2.19.3", *VERSIONS)), *((version, "CUMEM") for version in VERSIONS)]
 
 
 @pytest.mark.parametrize(("version", "way"), PLAYED)

@@ -58,6 +58,51 @@ def test_messages_larger_than_the_buffers_of_lines(algorithm: str, protocol: str
         finish(job)
 
 
+@pytest.mark.parametrize(("release", "ranks"), [("2.27.5", 3), ("2.32.3", 7)])
+def test_pat_gathers_and_scatters(release: str, ranks: int) -> None:
+    """Messages of which one step takes several blocks, and some of which each takes several steps."""
+    with Job(
+        release, ranks, "sizes", iterations=1, count=1 << 18, verify=True, env=LOG, algorithm="PAT", wait_for="nothing"
+    ) as job:
+        finish(job)
+        choices = chosen(job.log(0))
+    by_pat = {choice.collective for choice in choices if (choice.algorithm, choice.protocol) == ("PAT", "Simple")}
+    assert by_pat == {"AllGather", "ReduceScatter"}
+    assert not any(choice.algorithm != "PAT" for choice in choices if choice.collective in by_pat), choices
+
+
+@pytest.mark.parametrize(("type_", "reduction"), [("i8", "prod"), ("f64", "max")])
+def test_pat_reduces_other_types(type_: str, reduction: str) -> None:
+    extra = ("--type", type_, "--reduction", reduction)
+    with Job(
+        "2.27.5", 5, "reducescatter", iterations=2, count=40_011, verify=True, extra=extra, env=LOG, algorithm="PAT",
+        wait_for="nothing",
+    ) as job:  # fmt: skip
+        finish(job)
+        assert {choice.algorithm for choice in chosen(job.log(0))} == {"PAT"}
+
+
+def test_nccl_likes_pat_among_eight_hosts_of_one_rank() -> None:
+    """Some kilobytes each; among four hosts its own table gives rings the lower latency (``ncclTopoTuneModel``)."""
+    with Job(
+        "2.27.5", 8, "sizes", iterations=1, count=1 << 12, verify=True, env=LOG, as_nccl_likes=True, wait_for="nothing"
+    ) as job:
+        finish(job)
+        choices = chosen(job.log(0))
+    by_pat = {choice.collective for choice in choices if (choice.algorithm, choice.protocol) == ("PAT", "Simple")}
+    assert by_pat == {"AllGather", "ReduceScatter"}, choices
+
+
+@pytest.mark.parametrize(("release", "batched"), [("2.27.5", False), ("2.32.3", True)])
+def test_broadcasts_of_a_group_are_one_operation_from_2_29_on(release: str, batched: bool) -> None:
+    """Where NCCL batches broadcasts of several roots (AllGatherV), it chooses for none of them, and says nothing in its log."""
+    with Job(
+        release, 4, "allgatherv", hosts=(2, 2), iterations=3, count=300_007, verify=True, env=LOG, wait_for="nothing"
+    ) as job:
+        finish(job)
+        assert any(choice.collective == "Broadcast" for choice in chosen(job.log(0))) is not batched
+
+
 @pytest.mark.parametrize("protocol", ["LL", "LL128"])
 def test_an_abort_ends_kernels_that_wait_for_flags(protocol: str) -> None:
     extra = ("--abort-after", "0.5")

@@ -17,8 +17,7 @@ from ncclwatch.collect.ledger import Ledger
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.session import DiagnosisSession
-from ncclwatch.engine.slow.cadence import Cadence, Cadences
-from ncclwatch.engine.slow.order import PerProcess
+from ncclwatch.engine.slow.cadence import Cadences
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.engine.verdict import severity
@@ -134,42 +133,11 @@ class _NoPace(SlowWatch):
 
     def __init__(self, *, in_order: bool) -> None:
         super().__init__()
-        self.cadences = _OrdersAlone() if in_order else _NoOrders()
+        self.cadences = Cadences(ordered=in_order, timed=False)
 
     def judge(self, job: Job, verdict: Verdict, *_: Any, **__: Any) -> Verdict:
         """Not needed."""
         return verdict
-
-
-class _NoOrders(Cadences):
-    """Learns nothing."""
-
-    def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> None:
-        """Not needed."""
-
-
-class _OrdersAlone(Cadences):
-    """The order of the calls of each process, and no iterations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.of = _Unkept()
-
-
-class _Unkept(PerProcess[Cadence]):
-    """What is given to any of these is lost."""
-
-    def setdefault(self, key: tuple[str, int], default: Any = None) -> Cadence:
-        """One that takes nothing."""
-        return _NO_CADENCE
-
-
-class _NoCadence(Cadence):
-    def add(self, calls: NDArray[Any]) -> None:
-        """Not needed."""
-
-
-_NO_CADENCE = _NoCadence()
 
 
 def _stand(batches: Iterable[NodeBatch], diagnosis: LiveDiagnosis) -> list[Verdict]:

@@ -93,8 +93,10 @@ def function(number: int) -> Function:
 
 
 def type_name(datatype: int) -> str:
-    """``float32``; one that a newer NCCL knows and we do not keeps its number as name."""
-    return TYPES[datatype][0] if 0 <= datatype < len(TYPES) else f"type {datatype}"
+    """``float32``; one that a newer NCCL knows and we do not keeps its number as name. Below 0: nobody said."""
+    if datatype < 0:
+        return "unknown type"
+    return TYPES[datatype][0] if datatype < len(TYPES) else f"type {datatype}"
 
 
 @lru_cache(maxsize=4096)

@@ -58,6 +58,7 @@ UNLIKE = 0.1
 calls. From: the tests and the simulated jobs with conflicting calls: 0.02 to 0.3 tell the same. In more calls chance may differ;
 where more ranks break their pattern the job does something new, or an iteration is longer than the calls that are kept.
 """
+_WAY = ["pid", "comm", "function", "peer"]
 UNCOUNTED = np.iinfo(np.int64).min
 """Of a row of which NCCL's own count was not read."""
 
@@ -178,8 +179,10 @@ class Ledger:
         for pid, flags in events[["pid", "flags"]][enters & (events["function"] == Function.GRAPH_LAUNCH)].tolist():
             self.replays[source, pid] = self.replays.get((source, pid), True) and not flags & Flag.UNKNOWN_GRAPH
         messages = events[enters & np.isin(events["function"], POINT_TO_POINT)]
-        distinct, numbers = np.unique(messages[["pid", "comm", "function", "peer"]], return_counts=True)
-        for (pid, address, function, peer), number in zip(distinct.tolist(), numbers.tolist(), strict=True):
+        _, first, numbers = np.unique(mix(*(messages[name] for name in _WAY)), return_index=True, return_counts=True)
+        ways = messages[_WAY][first]
+        order = np.argsort(ways)
+        for (pid, address, function, peer), number in zip(ways[order].tolist(), numbers[order].tolist(), strict=True):
             place = source, pid, address
             if place in self.point_to_point or len(self.point_to_point) < self.max_rows:
                 self.point_to_point.setdefault(place, Counter())[function, peer] += number

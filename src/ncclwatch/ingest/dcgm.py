@@ -77,7 +77,7 @@ class Dcgm(Format):
 
     def recognises(self, head: bytes, path: Path) -> bool:
         """Text of Prometheus with fields of DCGM."""
-        return re.search(rb"^(?:# (?:HELP|TYPE) )?DCGM_FI_[A-Z]", head, re.M) is not None
+        return re.search(rb"^[ \t]*(?:# (?:HELP|TYPE) )?DCGM_FI_[A-Z]", head, re.M) is not None
 
     def read(self, files: Sequence[Path]) -> Sequence[Ingested]:
         """All files together. Raises :class:`IngestError` where none of them holds a field of DCGM."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ MANY_FILES, CHUNK = 64, 8
 """From so many dumps on one a CPU is read at a time, so many of them by a process before it hands them over."""
 _RANK = re.compile(r"rank[_\-.]?(\d{1,7})", re.IGNORECASE)
 _LAST = re.compile(r"(\d{1,7})(?=\D*$)")
+_NUMBER = re.compile(r"\d+")
 _SUFFIX = re.compile(r"\.(json|pkl|pickle|bin|dump|trace)$", re.IGNORECASE)
 
 
@@ -71,8 +72,8 @@ def _jobs(files: Sequence[Path]) -> Iterator[tuple[str, dict[int, Path]]]:
         named = rank_of(file)
         if named is not None:
             by_prefix[named[0]].append((named[1], file))
-    for prefix, found in sorted(by_prefix.items()):
-        if len({rank for rank, _ in found}) == len(found):
+    for prefix, found in sorted(_over_hosts(by_prefix).items()):
+        if _differ(found):
             yield prefix, dict(found)
             continue
         by_folder: dict[Path, dict[int, Path]] = defaultdict(dict)
@@ -80,6 +81,28 @@ def _jobs(files: Sequence[Path]) -> Iterator[tuple[str, dict[int, Path]]]:
             by_folder[file.parent].setdefault(rank, file)
         for folder, ranks in sorted(by_folder.items()):
             yield f"{folder.name}/{prefix}", ranks
+
+
+def _over_hosts(by_prefix: Mapping[str, list[tuple[int, Path]]]) -> dict[str, list[tuple[int, Path]]]:
+    """Prefixes that hold the name of a host or a time as one: alike but for their numbers, with no rank twice. Two jobs would
+    both have a rank 0.
+    """
+    kin: dict[str, list[str]] = defaultdict(list)
+    for prefix in by_prefix:
+        kin[_NUMBER.sub("#", prefix)].append(prefix)
+    jobs: dict[str, list[tuple[int, Path]]] = {}
+    for name, prefixes in kin.items():
+        together = [one for prefix in prefixes for one in by_prefix[prefix]]
+        if len(prefixes) > 1 and _differ(together):
+            jobs[name] = together
+        else:
+            jobs |= {prefix: by_prefix[prefix] for prefix in prefixes}
+    return jobs
+
+
+def _differ(found: Sequence[tuple[int, Path]]) -> bool:
+    """Whether no rank is there twice."""
+    return len({rank for rank, _ in found}) == len(found)
 
 
 def _with_problems(ingested: Ingested, problems: Sequence[str]) -> Ingested:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import re
 import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,10 @@ MOST_TUPLES = 50_000
 _TUPLES = b"\x85\x86\x87\x91"
 BUFFER_BYTES = 1 << 17
 """Fact: what the unpickler asks a file for at a time (``PREFETCH``, CPython, Modules/_pickle.c)."""
+_PICKLED = re.compile(rb"\x80.(?:\x95.{8})?\}", re.DOTALL)
+"""A pickle of a dictionary. From protocol 4 on a frame begins before it: PyTorch writes protocol 2, who loads a dump and keeps it
+with Python's own pickle a later one.
+"""
 MARKS = (b"pg_config", b"pg_status", b"profiling_name", b"collective_seq_id", b"record_id", b"nccl_comm_state")
 """Keys of which a dump has some near its beginning."""
 
@@ -71,7 +76,7 @@ class _NoClasses(pickle.Unpickler):
 
 def looks_like_dump(head: bytes) -> bool:
     """Whether a file begins as a dump does: a pickle or a JSON object with keys of a dump, or the beginning of one."""
-    pickled = head[:1] == b"\x80" and head[2:3] == b"}"
+    pickled = _PICKLED.match(head) is not None
     written = head.lstrip()[:1] == b"{"
     named = any(mark in head for mark in MARKS)
     return (pickled or written) and named and (b"version" in head or b"entries" in head)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +29,7 @@ from ncclwatch.ingest.nccl_log_lines import (
     LoggedProcess,
     LogReader,
 )
+from ncclwatch.ingest.torch_watchdog import is_watchdogs
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Communicator, Direction, ProcessInfo, ProcessSample, Transport, VersionSource
@@ -38,7 +40,7 @@ BLIND = ("NCCL's log has what was called: what is open and how far it got is not
 NO_CALLS = "no call is in the log: none was made, or NCCL_DEBUG_SUBSYS did not name COLL"
 MAX_FILE_BYTES = 16 << 30
 MAX_PEERS = 4096
-SHOWN = 8
+SHOWN, SUMMED = 8, 2
 
 
 class NcclLog(Format):
@@ -48,8 +50,9 @@ class NcclLog(Format):
     what = "debug log of NCCL"
 
     def recognises(self, head: bytes, path: Path) -> bool:
-        """By a line that NCCL wrote."""
-        return any(b"NCCL " in line and LINE.search(line.decode(errors="replace")) for line in head.splitlines())
+        """By a line that NCCL wrote, or PyTorch's watchdog."""
+        lines = [line.decode(errors="replace") for line in head.splitlines() if b"NCCL" in line]
+        return any(LINE.search(line) or is_watchdogs(line) for line in lines)
 
     def read(self, files: Sequence[Path]) -> Sequence[Ingested]:
         """All files together: processes that share communicators are of one job, which the engine finds out."""
@@ -62,13 +65,13 @@ class NcclLog(Format):
             except OSError as error:
                 problems.append(f"{path}: {error.strerror or error}")
         reader.finish()
-        if not reader.processes:
+        if not reader.processes and not reader.watchdog:
             raise IngestError(
                 problems[0] if problems else f"{files[0]}: no line of NCCL in it", "run the job with NCCL_DEBUG=INFO"
             )
         problems += [f"left out: {count} {what}" for what, count in reader.left_out.items()]
         problems += [
-            f"the log of pid {one.pid} on {one.host} ends in the middle of a line: its newest calls may be missing"
+            f"the log of pid {one.pid} on {one.host} has a line that ends in the middle: calls may be missing"
             for one in reader.processes.values() if one.cut_off
         ]  # fmt: skip
         blind = BLIND if reader.calls_logged else (*BLIND, NO_CALLS)
@@ -91,6 +94,8 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
 
 def _notes(reader: LogReader) -> Iterator[str]:
     sizes = Counter(one.nranks for process in reader.processes.values() for one in process.alive.values())
+    if not reader.processes:
+        return
     ways = Counter[str]()
     for process in reader.processes.values():
         ways.update(process.transports.keys())
@@ -110,11 +115,27 @@ def _amend(reader: LogReader, verdict: Verdict) -> Verdict:
     named = {(one.host, one.pid) for one in verdict.culprits}
     warned = [one for one in reader.processes.values() if one.warnings and (not named or (one.host, one.pid) in named)]
     lines = tuple(f"pid {one.pid} on {one.host} warned {one.warned} times, first: {one.warnings[0]}" for one in warned[:SHOWN])
+    waits = (*_unplaced(reader), *islice(reader.watchdog.lines(), SHOWN))
+    if not reader.processes:
+        verdict = replace(verdict, summary="; ".join(waits[:SUMMED]))
     confidence = min(verdict.confidence, CONFIDENCE) if verdict.culprits else verdict.confidence
     unobserved = (UNTOLD, *((NO_CALLS,) if not reader.calls_logged else ()), *verdict.unobserved)
     return replace(
-        verdict, evidence=(*verdict.evidence, *lines), confidence=confidence, unobserved=unobserved, planes=("nccl-log",)
+        verdict, evidence=(*verdict.evidence, *waits, *lines), confidence=confidence, unobserved=unobserved, planes=("nccl-log",)
     )  # fmt: skip
+
+
+def _unplaced(reader: LogReader) -> Iterator[str]:
+    """Who has called less on communicators of which the log tells the size alone: whether it is one of them, it does not say."""
+    for size, newest in list(reader.unplaced.items())[:SHOWN]:
+        most = max(newest.values())
+        behind = [f"pid {pid} on {host} (opCount {count:x})" for (host, pid), count in newest.items() if count < most]
+        if behind and 2 * len(behind) < len(newest):
+            more = f" and {len(behind) - SHOWN} more" if len(behind) > SHOWN else ""
+            yield (
+                f"on communicators of {size} ranks whose creation the log does not show, {len(newest)} processes have called up "
+                f"to opCount {most:x}, but {', '.join(behind[:SHOWN])}{more}"
+            )
 
 
 # --- records ------------------------------------------------------------------------------------------------------------

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ncclwatch.ingest.torch_watchdog import MARK, Watchdog
 from ncclwatch.model.events import Function
 from ncclwatch.model.state import ChannelRing
 
@@ -27,22 +28,23 @@ MAX_PROCESSES, MAX_COMMUNICATORS, MAX_RANKS = 65536, 1024, 1 << 20
 """Processes in all, communicators of one process that are alive, ranks of a communicator."""
 KEPT_CALLS = 1024
 """Newest calls of a communicator on a process; older ones are counted."""
-MAX_RINGS, MAX_WARNINGS, SHOWN_CHARACTERS = 64, 4, 240
+MAX_RINGS, MAX_SIZES, MAX_WARNINGS, SHOWN_CHARACTERS = 64, 64, 4, 240
 
 LINE = re.compile(
-    r"(?<![\w.-])([\w.-]{1,128}):(\d{1,9}):(\d{1,9}) (?:\[-?\d{1,9}\] .{0,160}?NCCL (INFO|WARN|TRACE|ABORT) ?|NCCL CALL )(.*)$"
+    r"(?<![\w.-])([\w.-]{1,128}):(\d{1,9}):(\d{1,9}) "
+    r"(?:\[-?\d{1,9}\] (?:[^\s\[]\S{0,159} ){0,2}NCCL (INFO|WARN|TRACE|ABORT) ?|NCCL CALL )(.*)$"
 )
 _DEVICES = r"\d{1,9}\[\w{1,16}\] -> \d{1,9}\[\w{1,16}\]"
 _LIFE = re.compile(
     r"comm (0x[0-9a-f]{1,16}) rank (\d{1,9}) nranks (\d{1,9}) cudaDev (-?\d{1,9})(?: nvmlDev -?\d{1,9})? "
     r"?(?:busId ([0-9a-f]{1,16}))?(.*?)"
-    r" ?- (Init START|Init COMPLETE|Destroy COMPLETE|Abort COMPLETE)$"
+    r" ?- (Init START|Init COMPLETE|Destroy COMPLETE|Abort COMPLETE)\b"
 )
 _COMM_ID = re.compile(r" commId 0x([0-9a-f]{1,16})")
 _PARENT = re.compile(r" parent (0x[0-9a-f]{1,16})(?: splitCount (-?\d{1,9}))? color (-?\d{1,9}) ")
 _CALL = re.compile(
-    r"(\w{1,24}): opCount ([0-9a-f]{1,16}) sendbuff \S{1,20} recvbuff \S{1,20} count (\d{1,19}) datatype (\d{1,4}) "
-    r"op (-?\d{1,9}) root (-?\d{1,9}) comm (0x[0-9a-f]{1,16}) \[nranks=\d{1,9}\]"
+    r"(\w{1,24}): opCount ([0-9a-f]{1,16}) sendbuff \S{1,20} recvbuff \S{1,20} (?:acc \S{1,20} )?count (\d{1,19}) "
+    r"datatype (\d{1,4}) op (-?\d{1,9}) root (-?\d{1,9}) comm (0x[0-9a-f]{1,16}) \[nranks=(\d{1,9})\]"
 )
 _RING = re.compile(r"Ring (\d{1,5}) : (\d{1,9}) -> (\d{1,9}) -> (\d{1,9})")
 _CHANNEL = re.compile(r"Channel \d{1,5}(?:/\d{1,5})? : " + _DEVICES + r"(?: \[\w+\])? via ([A-Z0-9]+(?:/[A-Za-z]\w*)?)")
@@ -91,7 +93,7 @@ class LoggedCommunicator:
     order: int
     ready: bool = False
     born: bool = False
-    """Whether the log shows its creation."""
+    """Whether the log shows its creation, or its first call."""
     nameless: bool = False
     """Whether no line gave it an id."""
     counts: Counter[str] = field(default_factory=Counter)
@@ -113,7 +115,7 @@ class LoggedProcess:
     warnings: list[str] = field(default_factory=list)
     warned: int = 0
     cut_off: bool = False
-    """Whether its log ends in the middle of a line: its newest calls may be missing."""
+    """Whether a line of its log ends in the middle: calls may be missing."""
     newest: LoggedCommunicator | None = None
     made: Counter[int] = field(default_factory=Counter)
     """Communicators without an id that were ever made, by their size."""
@@ -124,10 +126,15 @@ class LogReader:
 
     def __init__(self) -> None:
         self.processes: dict[tuple[str, int], LoggedProcess] = {}
+        self._hosts: dict[int, list[str]] = defaultdict(list)
+        """By pid, the hosts of processes that have it."""
         self.version: tuple[int, int, int] | None = None
         self.calls_logged = False
         self.lines = 0
         self.left_out: Counter[str] = Counter()
+        self.unplaced: dict[int, dict[tuple[str, int], int]] = defaultdict(dict)
+        """By size of communicators whose creation the log does not show, the newest ``opCount`` of each process."""
+        self.watchdog = Watchdog()
 
     def take(self, lines: Iterable[bytes]) -> None:
         """All lines of one file; the last may have no end."""
@@ -135,31 +142,46 @@ class LogReader:
         whole = True
         for raw in lines:
             self.lines += 1
-            if b"NCCL " in raw:
+            if MARK in raw:
+                self.watchdog.take(raw[:MAX_LINE_BYTES].decode(errors="replace"))
+            elif b"NCCL " in raw:
                 last = self._line(raw[:MAX_LINE_BYTES].decode(errors="replace").rstrip())
                 whole = raw.endswith(b"\n")
         if last is not None and not whole:
             last.cut_off = True
 
     def _line(self, line: str) -> LoggedProcess | None:
-        found = LINE.search(line)
-        if found is None:
-            return None
-        key = found[1], int(found[2])
-        process = self.processes.get(key)
+        found, process = LINE.search(line), None
+        while found is not None and (process := self._process(found[1], int(found[2]), inside=process is not None)) is not None:
+            within = LINE.search(found[5]) if "NCCL " in found[5] else None
+            if within is None:
+                self._said(process, found[4], found[5])
+                break
+            # Another process wrote into this line: what this one had called may be lost.
+            process.cut_off |= self.calls_logged
+            found = within
+        return process
+
+    def _process(self, host: str, pid: int, *, inside: bool) -> LoggedProcess | None:
+        if inside:
+            # The name of the host may follow a word without a space.
+            host = next((known for known in self._hosts.get(pid, ()) if host.endswith(known)), host)
+        process = self.processes.get((host, pid))
         if process is None:
             if len(self.processes) >= MAX_PROCESSES:
                 self.left_out["processes"] += 1
                 return None
-            process = self.processes[key] = LoggedProcess(*key)
-        said = found[5]
-        if found[4] == "WARN":
+            process = self.processes[host, pid] = LoggedProcess(host, pid)
+            self._hosts[pid].append(host)
+        return process
+
+    def _said(self, process: LoggedProcess, level: str, said: str) -> None:
+        if level == "WARN":
             process.warned += 1
             if len(process.warnings) < MAX_WARNINGS:
                 process.warnings.append(said[:SHOWN_CHARACTERS])
-        elif found[4] == "INFO":
+        elif level == "INFO":
             self._info(process, said)
-        return process
 
     def _info(self, process: LoggedProcess, said: str) -> None:
         if call := _CALL.match(said):
@@ -176,11 +198,16 @@ class LogReader:
     def _call(self, process: LoggedProcess, found: re.Match[str]) -> None:
         self.calls_logged = True
         function, communicator = FUNCTIONS.get(found[1]), process.alive.get(int(found[7], 16))
+        size = int(found[8])
+        if function is not None and communicator is None and (size in self.unplaced or len(self.unplaced) < MAX_SIZES):
+            self.unplaced[size][process.host, process.pid] = int(found[2], 16)
         if function is None or communicator is None:
             self.left_out["calls of a function or on a communicator that the log does not tell"] += 1
             return
         communicator.counts[found[1]] += 1
         numbers = int(found[2], 16), int(found[3]), int(found[4]), int(found[5]), int(found[6])
+        # A log that was cut at its beginning, and yet has the first call.
+        communicator.born |= not communicator.calls and numbers[0] == 0
         communicator.calls.append(Call(self.lines, function, *numbers))
 
     def _life(self, process: LoggedProcess, found: re.Match[str]) -> None:

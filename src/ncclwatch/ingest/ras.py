@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,12 @@ from ncclwatch.ingest.ras_json import parse_json
 from ncclwatch.ingest.ras_records import jobs_of
 from ncclwatch.ingest.ras_text import parse_text
 
-_TEXT_MARKS = (b"Job summary", b"Communicators...")
+_TEXT = re.compile(
+    rb"^(?:Job summary|Communicators\.\.\.|Group +Comms +Nodes +Ranks |RAS Monitor Mode| ?\[[\d :-]{19}\] PEER_)", re.M
+)
 """Of what an answer begins with, people mostly leave out the lines above these when they pass it on."""
+NEAR_BYTES = 1024
+"""Bound: so near to the beginning: a page about RAS quotes answers further down."""
 _JSON_MARKS = (b'"nccl_version"', b'"communicators"')
 
 
@@ -25,7 +30,7 @@ class Ras(Format):
 
     def recognises(self, head: bytes, path: Path) -> bool:
         """By what every answer has near its beginning."""
-        return is_json(head) or (head.find(_TEXT_MARKS[0], 0, 1024) >= 0 and _TEXT_MARKS[1] in head)
+        return is_json(head) or _TEXT.search(head, 0, NEAR_BYTES) is not None
 
     def read(self, files: Sequence[Path]) -> Sequence[Ingested]:
         """The jobs that the answers are of; several answers of one job are looks at it, in the order of their times."""

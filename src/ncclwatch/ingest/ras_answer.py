@@ -70,6 +70,7 @@ class RasProcess:
     pid: int
     host: str
     dead: bool
+    device: int | None = None
 
 
 @dataclass(slots=True)

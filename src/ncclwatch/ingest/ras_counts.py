@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ncclwatch.ingest.ras_answer import RasAnswer, RasCommunicator
 
@@ -21,6 +21,13 @@ def differences(answer: RasAnswer) -> Iterator[str]:
         yield f"communicator {one.hash:016x}: {'; '.join(said)}; {len(most[1])} other ranks {_counts(most[0])}"
     if len(ranked) > SHOWN:
         yield f"counts differ on {len(ranked) - SHOWN} more communicators"
+
+
+def lag(answer: RasAnswer, comm_hash: int, behind: Collection[int]) -> int:
+    """By how many calls the last of some ranks of a communicator is behind who has called most; 0 where that is not told."""
+    ranks = next((one.ranks for one in answer.communicators if one.hash == comm_hash), ())
+    called = {rank.rank: sum(rank.counts.values()) for rank in ranks if rank.counts is not None}
+    return max(called.values(), default=0) - min((called[rank] for rank in behind if rank in called), default=0)
 
 
 Counts = tuple[tuple[str, int], ...]

@@ -19,8 +19,8 @@ from ncclwatch.collect.batch import NodeBatch, PlaneState
 from ncclwatch.ingest.base import Ingested
 from ncclwatch.ingest.moment import CONFIDENCE, STANDSTILL_S, UNTOLD
 from ncclwatch.ingest.ras_answer import RasAnswer, RasCommunicator, RasMissing, RasPlace, RasRank
-from ncclwatch.ingest.ras_counts import differences
-from ncclwatch.ingest.ras_silent import Silent, SilentRanks
+from ncclwatch.ingest.ras_counts import differences, lag
+from ncclwatch.ingest.ras_silent import Silent, SilentRanks, without_ranks
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Communicator, Direction, ProcessInfo, ProcessSample, Transport, VersionSource
 from ncclwatch.model.verdict import Verdict, VerdictClass
@@ -38,6 +38,7 @@ BLIND = (
 )
 _NAMELESS = "unnamed"
 ENDED = "the newest answer holds no communicator any more: the job has ended or given up since; it is judged by the one before"
+ASK_JSON = "ask for JSON, twice, some seconds apart (`ncclras -f json`): it has the counts of every rank, which tell a standstill"
 ASK_AGAIN = "ask RAS again some seconds later and give both answers: counts that stay tell a standstill"
 
 Who = tuple[str, int, int]
@@ -92,7 +93,7 @@ def _job(looks: Sequence[tuple[int, RasAnswer]]) -> Ingested:
     elif silent.ranks:
         halted = tuple(_halted_samples(newest))
         batches = [_with(batch, halted) for batch in batches]
-    amend = partial(_amend, silent, _untold(answers), tuple(differences(newest)))
+    amend = partial(_amend, silent, _untold(answers), newest)
     hashes = sorted(f"{communicator.hash:016x}" for communicator in newest.communicators)
     # What a communicator is for is told by what is called on it beside others.
     counted = sum(any(rank.counts for rank in one.ranks) for one in newest.communicators)
@@ -108,25 +109,40 @@ def _untold(answers: Sequence[RasAnswer]) -> str:
     return "" if all(counted) else NO_COUNTS
 
 
-def _amend(silent: SilentRanks, untold: str, differing: tuple[str, ...], verdict: Verdict) -> Verdict:
+def _amend(silent: SilentRanks, untold: str, newest: RasAnswer, verdict: Verdict) -> Verdict:
     """A verdict as answers of RAS support it; where nobody is named, whose counts differ."""
     told = replace(silent.amend(verdict), planes=("ras",))
+    if not newest.communicators:
+        # Where communicators are well without them, dead processes are of the past.
+        alone = newest.processes and not newest.sound
+        told = without_ranks(newest.processes, told) if alone else _all_alike(newest, told)
     if untold:
-        told = _without_majority(told)
+        told = _without_moving(told, newest)
     told = _without_nameless(told)
     if told.verdict_class is VerdictClass.UNKNOWN:
-        told = replace(told, evidence=(*told.evidence, *differing))
+        told = replace(told, evidence=(*told.evidence, *differences(newest)))
     if not untold:
         return told
     confidence = min(told.confidence, CONFIDENCE) if told.culprits else told.confidence
     return replace(told, confidence=confidence, unobserved=(untold, *told.unobserved))
 
 
-def _without_majority(verdict: Verdict) -> Verdict:
-    """One look that shows most ranks behind a few: whether the few have called too much, or the job runs, it does not tell."""
-    size = verdict.communicator.nranks if verdict.communicator is not None else 0
-    behind = {culprit.rank for culprit in verdict.culprits}
-    if verdict.verdict_class is not VerdictClass.NOT_ENTERED or not size or 2 * len(behind) <= size:
+def _all_alike(answer: RasAnswer, verdict: Verdict) -> Verdict:
+    """An answer in text that names no rank: what it does say."""
+    if not answer.sound:
+        return verdict
+    said = "; ".join(answer.sound[:SHOWN])
+    return replace(verdict, summary=f"RAS names no rank: {said}", next_steps=(ASK_JSON,))
+
+
+def _without_moving(verdict: Verdict, answer: RasAnswer) -> Verdict:
+    """One look at ranks that differ as in a job that runs: most of them are behind a few, or several are by a single call."""
+    communicator = verdict.communicator
+    if verdict.verdict_class is not VerdictClass.NOT_ENTERED or communicator is None:
+        return verdict
+    size, behind = communicator.nranks, {one.comm_rank for one in verdict.culprits if one.comm_rank is not None}
+    by_one = len(behind) > 1 and lag(answer, int(communicator.hash, 16), behind) == 1
+    if not behind or (2 * len(behind) <= size and not by_one):
         return verdict
     ahead = compressed(sorted(set(range(size)) - behind))
     return replace(
@@ -152,7 +168,7 @@ def _notes(answers: Sequence[RasAnswer]) -> Iterator[str]:
     if len(answers) == 1:
         yield f"one answer of RAS ({newest.source}): taken as of a job that stands still; a second one tells whether it moves"
     for line in newest.sound:
-        yield f"RAS: {line}"
+        yield f"RAS: {line}: its text names no rank of them"
     if newest.timeouts:
         yield f"RAS met {newest.timeouts} timeouts while it asked the processes"
     named = {(one.host, one.pid) for communicator in newest.communicators for one in communicator.missing}

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ncclwatch.ingest.ras_answer import RasProcess
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
 SILENT = "its process does not answer NCCL's RAS, which answers while a program hangs"
 LOST = "its process does not answer NCCL's RAS, and a peer reports a remote error: the connection with it is lost"
 DEAD = "NCCL's RAS has not reached its process for a minute and considers it dead"
 UNTOLD = "whether a process that does not answer RAS is stopped, has ended, or is cut off: RAS cannot tell"
+NO_RANKS = "which rank it was: no communicator is left in the answer"
 CONFIDENCE_SILENT, CONFIDENCE_DEAD = 0.6, 0.8
 """Chosen: one round of questions may meet a busy host; a minute of them does not, nor loses it its connections."""
 SHOWN, NAMED = 12, 4
@@ -81,12 +83,31 @@ class SilentRanks:
         )
 
 
+def without_ranks(processes: Sequence[RasProcess], verdict: Verdict) -> Verdict:
+    """Processes that do not answer, where no communicator is left that would tell their ranks: the others have given it up."""
+    gone = [one for one in processes if one.dead] or processes
+    dead = gone[0].dead
+    reason = DEAD if dead else SILENT
+    culprits = tuple(Culprit(None, None, one.host, one.pid, one.device, reason=reason, observed=False) for one in gone[:SHOWN])
+    return replace(
+        verdict, verdict_class=VerdictClass.DEAD if dead else VerdictClass.STOPPED, summary=_summary(culprits), culprits=culprits,
+        confidence=CONFIDENCE_DEAD if dead else CONFIDENCE_SILENT, unobserved=(*verdict.unobserved, UNTOLD, NO_RANKS),
+        next_steps=tuple(_steps(culprits)),
+    )  # fmt: skip
+
+
 def _summary(culprits: Sequence[Culprit]) -> str:
-    names = [f"rank {one.rank} ({one.host}, pid {one.pid})" if one.pid else f"rank {one.rank}" for one in culprits[:NAMED]]
+    names = [_name(one) for one in culprits[:NAMED]]
     names += [f"{len(culprits) - NAMED} more"] if len(culprits) > NAMED else []
     holds = "holds" if len(culprits) == 1 else "hold"
     reasons = {one.reason for one in culprits}
     return f"{', '.join(names)} {holds} up the job: {' or '.join(sorted(reasons))}"
+
+
+def _name(one: Culprit) -> str:
+    if one.rank is None:
+        return f"pid {one.pid} on {one.host}"
+    return f"rank {one.rank} ({one.host}, pid {one.pid})" if one.pid else f"rank {one.rank}"
 
 
 def _steps(culprits: Sequence[Culprit]) -> list[str]:

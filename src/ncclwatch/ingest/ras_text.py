@@ -33,7 +33,8 @@ _ROW = re.compile(r" *(\d{1,9}) +(\d{1,9}) +\d{1,9} +[\d-]{1,19} +(\d{1,9}) +(\d
 _COMMUNICATOR = re.compile(r"#(\d{1,9})-(\d{1,9}) \(([0-9a-f]{1,16})\) ([A-Z]+)$")
 _MANAGED = r"GPU (\d{1,9})(?: \(NVML \d{1,9}\))? managed by process (\d{1,9}) on node (\S{1,64})$"
 _RANK = re.compile(r" *Rank (\d{1,9})(.*?) -- (?:\[process information not found\]|" + _MANAGED + ")")
-_PROCESS = re.compile(r" *Process (\d{1,9}) on node (\S{1,64}) managing GPUs? ")
+_PROCESS = re.compile(r" *(?:\[[\d :-]{19}\] PEER_(\w+): )?Process (\d{1,9}) on node (\S{1,64}) managing GPU(?: (\d{1,9})|s )")
+"""Also of monitoring mode (2.29 on), one event a line."""
 _LAUNCHED = re.compile(r" has launched up to operation (\d{1,19})$")
 _SEVERAL = re.compile(r" *(\d{1,9}) ranks (?:have launched up to operation (\d{1,19})|have (not) launched any operations)")
 _STATUS = re.compile(r" *\d{1,9} ranks have status ([A-Z]+)")
@@ -41,6 +42,7 @@ _REPORTED = re.compile(r" *\d{1,9} ranks reported (.*)")
 _DIFFERENT = re.compile(r" *Communicator ranks have different (?:(\w+) operation|collective operation) counts")
 _TIMEOUTS = re.compile(r" *Encountered (\d{1,9}) communication timeout")
 _OLD_MISSING = re.compile(r" *The missing ranks?: ([\d, -]{1,4096})$")
+_NO_TABLE = re.compile(rb"^(?:No communicator data collected|RAS Monitor Mode| ?\[[\d :-]{19}\] PEER_)", re.M)
 _ERRORS = {
     "Unhandled CUDA error": "ncclUnhandledCudaError",
     "System error": "ncclSystemError",
@@ -95,10 +97,15 @@ class _Reader:
         elif rank := _RANK.match(line):
             self._rank(rank)
         elif process := _PROCESS.match(line):
-            if len(self.answer.processes) < MAX_NAMED:
-                self.answer.processes.append(RasProcess(int(process[1]), process[2], self.section.kind == "DEAD"))
+            self._process(process)
         else:
             self._several(line)
+
+    def _process(self, found: re.Match[str]) -> None:
+        dead = "DEAD" in (found[1], self.section.kind)
+        if (dead or not found[1]) and len(self.answer.processes) < MAX_NAMED:
+            device = int(found[4]) if found[4] else None
+            self.answer.processes.append(RasProcess(int(found[2]), found[3], dead, device))
 
     def _heading(self, line: str) -> None:
         if line in ("INCOMPLETE", "DEAD", "TIMEOUT"):
@@ -254,7 +261,7 @@ class _Reader:
             told[group] = told.get(group, 0) + 1
         for number, (communicators, size, status, errors) in sorted(self.rows.items()):
             if (rest := communicators - told.get(number, 0)) > 0:
-                yield f"{rest} communicator{'s' * (rest > 1)} of {size} ranks: {status}, {errors}: its text names no rank of them"
+                yield f"{rest} communicator{'s' * (rest > 1)} of {size} ranks: {status}, {errors}"
 
 
 def _numbers(communicator: RasCommunicator) -> set[int]:
@@ -278,7 +285,7 @@ def parse_text(data: bytes, source: str, written_s: float) -> RasAnswer:
     reader = _Reader(answer)
     for line in data.decode(errors="replace").splitlines():
         reader.line(line[:4096].rstrip())
-    if not reader.rows and b"No communicator data collected" not in data:
+    if not reader.rows and not _NO_TABLE.search(data):
         raise IngestError(
             f"{source}: an answer of RAS without its table of communicators", "ask again, and keep the whole answer"
         )

@@ -8,6 +8,7 @@ communicators and whatever its tool recorded by then; two looks without a record
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -23,8 +24,8 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Communicator, ProcessInfo, ProcessSample, Transport, VersionSource
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
-NO_PID = 0
-"""Stands where a record must have a pid and nobody recorded one; :func:`without_pids` takes it out of a verdict."""
+FIRST_PID = 10_000
+"""Stands, with the rank added, where a record must have a pid and nobody recorded one; :func:`without_pids` takes it out."""
 UNKNOWN_STATE = "?"
 """Run state of a process of which nothing is known but what it called."""
 LOOK_S = 1.0
@@ -55,8 +56,14 @@ class TracedRank:
     device: Callable[[int], DeviceSample] | None = None
     info: ProcessInfo = field(init=False)
 
+    @property
+    def whole(self) -> bool:
+        """Whether all that it called is there, up to the end of the job's records."""
+        return not self.breaks and self.until_ns is None
+
     def __post_init__(self) -> None:
-        key = ProcessKey(self.source, NO_PID, 0, "")
+        key = ProcessKey(self.source, FIRST_PID + self.rank, 0, "")
+        self.events["pid"] = self.events["tid"] = key.pid
         self.info = ProcessInfo(
             key=key, host=self.source, name="", command=(), library="", version=None, version_source=VersionSource.UNKNOWN,
             rank=self.rank, world_size=self.world, rank_source="trace",
@@ -73,7 +80,6 @@ def communicator(address: int, number: int, rank: int, nranks: int, name: str = 
 def call_records(size: int) -> NDArray[Any]:
     """So many records of calls of a rank, with nothing filled in but what all have alike."""
     records = np.zeros(size, EVENT_DTYPE)
-    records["pid"] = records["tid"] = NO_PID
     records["kind"], records["flags"], records["peer"] = Kind.ENTER, Flag.COMM_READ, -1
     return records
 
@@ -97,25 +103,46 @@ def look_times(begin_ns: int, end_ns: int, quiet_until_ns: int, ranks: int = 1) 
     last = min(quiet_until_ns, end_ns + int(LONGEST_QUIET_S * SECOND))
     while looks[-1] + wait < last:
         looks.append(looks[-1] + wait)
-        wait = min(wait * 2, 60 * SECOND)
+        wait *= 2
     if last - looks[-1] >= SECOND // 2:
         looks.append(last)
     return looks
 
 
 def batches(ranks: Iterable[TracedRank], looks: Sequence[int], plane: str = "calls") -> Iterator[NodeBatch]:
-    """The batches of all ranks, by time. O(looks x ranks + records)."""
-    streams = [_of_rank(rank, looks, plane) for rank in ranks]
+    """The batches of all ranks, by time. Calls of ranks of which nothing is missing come together: a batch costs more than its
+    records. O(looks x ranks + records).
+    """
+    every = list(ranks)
+    streams = [_calls_together([one for one in every if one.whole], looks), *(_of_rank(one, looks, plane) for one in every)]
     yield from heapq.merge(*streams, key=lambda batch: batch.time_ns)
+
+
+def _calls_together(ranks: Sequence[TracedRank], looks: Sequence[int]) -> Iterator[NodeBatch]:
+    """What these ranks have called since the look before. Without a host: calls are then found by their pid alone."""
+    ends = [np.searchsorted(one.events["time_ns"], np.array(looks, np.uint64), "right").tolist() for one in ranks]
+    intervals = _intervals(looks)
+    for number, look in enumerate(looks):
+        new = [one.events[end[number - 1] if number else 0 : end[number]] for one, end in zip(ranks, ends, strict=True)]
+        events = np.concatenate(new) if new else call_records(0)
+        yield NodeBatch(
+            host="", boot_id="", sequence=number, time_ns=look, wall_ns=look, interval_s=intervals[number],
+            events=events[np.argsort(events["time_ns"], kind="stable")],
+        )  # fmt: skip
+
+
+def _intervals(looks: Sequence[int]) -> list[float]:
+    """Seconds from each look to the next, one at least."""
+    return [max(1.0, (after - before) / SECOND) for before, after in pairwise([*looks, looks[-1] + SECOND])]
 
 
 def _of_rank(traced: TracedRank, looks: Sequence[int], plane: str) -> Iterator[NodeBatch]:
     until = traced.until_ns if traced.until_ns is not None else looks[-1]
     seen = [look for look in looks if look < until] + [min(until, looks[-1])]
-    ends = np.searchsorted(traced.events["time_ns"], np.array(seen, np.uint64), "right").tolist()
+    own = traced.events[: 0 if traced.whole else None]
+    ends = np.searchsorted(own["time_ns"], np.array(seen, np.uint64), "right").tolist()
     sequence = lost = begin = 0
-    breaks = list(traced.breaks)
-    intervals = [(after - before) / SECOND for before, after in pairwise([*looks, looks[-1] + SECOND])]
+    breaks, intervals = list(traced.breaks), _intervals(looks)
     shown = (PlaneState(plane, True),)
     for number, (look, end) in enumerate(zip(seen, ends, strict=True)):
         while breaks and begin <= breaks[0][0] <= end:
@@ -123,29 +150,29 @@ def _of_rank(traced: TracedRank, looks: Sequence[int], plane: str) -> Iterator[N
             lost += missing
             yield NodeBatch(
                 host=traced.source, boot_id=traced.source, sequence=sequence, time_ns=look, wall_ns=look, lost=lost,
-                events=traced.events[begin:at],
+                events=own[begin:at],
             )  # fmt: skip
             sequence, begin = sequence + 1, at
         device = traced.device(look) if traced.device is not None else None
         sample = ProcessSample(traced.info, look, look, 0, UNKNOWN_STATE, traced.communicators, device=device)
         yield NodeBatch(
             host=traced.source, boot_id=traced.source, sequence=sequence, time_ns=look, wall_ns=look, looked=True, lost=lost,
-            interval_s=max(1.0, intervals[min(number, len(intervals) - 1)]), samples=(sample,), events=traced.events[begin:end],
+            interval_s=intervals[min(number, len(intervals) - 1)], samples=(sample,), events=own[begin:end],
             planes=shown, finished=traced.ended if number == len(seen) - 1 else "",
         )  # fmt: skip
         sequence, begin = sequence + 1, end
 
 
+_PID = re.compile(r", pid \d+\)")
+_WITH_PID = re.compile(r"pid \d|/proc/\d")
+
+
 def without_pids(verdict: Verdict) -> Verdict:
-    """A verdict without the pid and the commands that need one: nobody recorded any."""
-    wanted = f", pid {NO_PID})"
-    culprits = tuple(replace(one, pid=None) if one.pid == NO_PID else one for one in verdict.culprits)
-    evidence, unobserved = (
-        tuple(line.replace(wanted, ")") for line in lines) for lines in (verdict.evidence, verdict.unobserved)
-    )  # fmt: skip
-    steps = tuple(step for step in verdict.next_steps if f"pid {NO_PID}" not in step and f"/proc/{NO_PID}" not in step)
+    """A verdict without the pids and the commands that need one: nobody recorded any."""
+    evidence, unobserved = (tuple(_PID.sub(")", line) for line in lines) for lines in (verdict.evidence, verdict.unobserved))
     return replace(
-        verdict, culprits=culprits, summary=verdict.summary.replace(wanted, ")"), next_steps=steps, evidence=evidence,
+        verdict, culprits=tuple(replace(one, pid=None) for one in verdict.culprits), summary=_PID.sub(")", verdict.summary),
+        next_steps=tuple(step for step in verdict.next_steps if not _WITH_PID.search(step)), evidence=evidence,
         unobserved=unobserved,
     )  # fmt: skip
 

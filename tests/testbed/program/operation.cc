@@ -22,9 +22,12 @@ size_t input_elements(const Operation& operation, int ranks) {
 }
 
 size_t output_elements(const Operation& operation, int ranks) {
-  const bool per_rank = operation.kind == Kind::kAllGather || operation.kind == Kind::kAllToAll;
+  const bool per_rank = operation.kind == Kind::kAllGather || operation.kind == Kind::kAllToAll || operation.kind == Kind::kAllGatherV;
   return per_rank ? operation.count * ranks : operation.count;
 }
+
+// What a rank gives to AllGatherV: each another part of what there is room for.
+size_t share_of(const Operation& operation, int root, int ranks) { return operation.count - operation.count * root / (2 * ranks); }
 
 double input_value(const Operation& operation, int rank, size_t index) {
   return value_of(operation.type, operation.reduction, rank, index, operation.salt);
@@ -41,6 +44,15 @@ void enqueue_grouped(const Operation& operation, Group& group) {
   NCCL(ncclGroupEnd());
 }
 
+void enqueue_all_gather_v(const Operation& operation, Group& group) {
+  const size_t bytes = operation.count * bytes_of(operation.type);
+  NCCL(ncclGroupStart());
+  for (int root = 0; root < group.ranks; root++)
+    NCCL(ncclBroadcast(group.input, group.output + root * bytes, share_of(operation, root, group.ranks), operation.type, root, group.comm,
+                       group.stream));
+  NCCL(ncclGroupEnd());
+}
+
 void enqueue_all_to_all(const Operation& operation, Group& group) {
   const size_t bytes = operation.count * bytes_of(operation.type);
   NCCL(ncclGroupStart());
@@ -49,6 +61,16 @@ void enqueue_all_to_all(const Operation& operation, Group& group) {
     NCCL(ncclRecv(group.output + peer * bytes, operation.count, operation.type, peer, group.comm, group.stream));
   }
   NCCL(ncclGroupEnd());
+}
+
+long calls_of(const Operation& operation, int ranks) {
+  switch (operation.kind) {
+    case Kind::kAllToAll: return 2 * ranks;
+    case Kind::kAllGatherV: return ranks;
+    case Kind::kGroupedAllReduce: return kGroupedCalls;
+    case Kind::kSendRecv: return 2;
+    default: return 1;
+  }
 }
 
 int wrap(int rank, int ranks) { return (rank % ranks + ranks) % ranks; }
@@ -77,7 +99,7 @@ std::string check(const Operation& operation, const Group& group, size_t begin, 
 }  // namespace
 
 const char* kind_name(Kind kind) {
-  static constexpr const char* kNames[] = {"AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce", "SendRecv", "AllToAll", "GroupedAllReduce"};
+  static constexpr const char* kNames[] = {"AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce", "SendRecv", "AllToAll", "GroupedAllReduce", "AllGatherV"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -105,8 +127,7 @@ long calls_made() { return g_calls; }
 
 void enqueue(const Operation& operation, Group& group) {
   const Operation& o = operation;
-  const bool grouped = o.kind == Kind::kGroupedAllReduce;
-  count_calls(o.kind == Kind::kAllToAll ? 2 * group.ranks : o.kind == Kind::kSendRecv ? 2 : grouped ? kGroupedCalls : 1);
+  count_calls(calls_of(o, group.ranks));
   switch (o.kind) {
     case Kind::kAllReduce: NCCL(ncclAllReduce(group.input, group.output, o.count, o.type, o.reduction.op, group.comm, group.stream)); return;
     case Kind::kAllGather: NCCL(ncclAllGather(group.input, group.output, o.count, o.type, group.comm, group.stream)); return;
@@ -118,6 +139,7 @@ void enqueue(const Operation& operation, Group& group) {
     case Kind::kSendRecv: enqueue_send_recv(o, group); return;
     case Kind::kAllToAll: enqueue_all_to_all(o, group); return;
     case Kind::kGroupedAllReduce: enqueue_grouped(o, group); return;
+    case Kind::kAllGatherV: enqueue_all_gather_v(o, group); return;
   }
 }
 
@@ -139,10 +161,12 @@ std::string verify(const Operation& operation, const Group& group) {
       return check(o, group, 0, count, [&](size_t i) { return input_value(o, from, i); });
     }
     case Kind::kAllGather:
+    case Kind::kAllGatherV:
     case Kind::kAllToAll:
       for (int peer = 0; peer < ranks; peer++) {
         const size_t base = o.kind == Kind::kAllToAll ? group.rank * count : 0;
-        const std::string problem = check(o, group, peer * count, count, [&](size_t i) { return input_value(o, peer, base + i); });
+        const size_t given = o.kind == Kind::kAllGatherV ? share_of(o, peer, ranks) : count;
+        const std::string problem = check(o, group, peer * count, given, [&](size_t i) { return input_value(o, peer, base + i); });
         if (!problem.empty()) return problem;
       }
       return "";

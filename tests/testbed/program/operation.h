@@ -8,7 +8,7 @@
 
 namespace job {
 
-enum class Kind { kAllReduce, kAllGather, kReduceScatter, kBroadcast, kReduce, kSendRecv, kAllToAll, kGroupedAllReduce };
+enum class Kind { kAllReduce, kAllGather, kReduceScatter, kBroadcast, kReduce, kSendRecv, kAllToAll, kGroupedAllReduce, kAllGatherV };
 
 const char* kind_name(Kind kind);
 
@@ -16,7 +16,7 @@ struct Operation {
   Kind kind = Kind::kAllReduce;
   ncclDataType_t type = ncclFloat32;
   ReductionKind reduction{ncclSum};
-  size_t count = 0;   // per rank: elements sent (AllGather, AllToAll: to each) or kept (ReduceScatter)
+  size_t count = 0;   // per rank: elements sent (AllGather, AllToAll: to each; AllGatherV: at most) or kept (ReduceScatter)
   int root = 0;       // of Broadcast and Reduce
   int distance = 1;   // of SendRecv: to rank + distance, from rank - distance
   long salt = 0;      // of the values

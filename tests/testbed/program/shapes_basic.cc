@@ -54,7 +54,7 @@ class Sweep : public World {
       for (ncclRedOp_t reduction : kReductions)
         for (Kind kind : {Kind::kAllReduce, Kind::kReduceScatter, Kind::kReduce}) run({kind, type, {reduction}, options_.count, 0, 1, 0});
       run_premul(type, run);
-      for (Kind kind : {Kind::kAllGather, Kind::kBroadcast, Kind::kSendRecv, Kind::kAllToAll, Kind::kGroupedAllReduce})
+      for (Kind kind : {Kind::kAllGather, Kind::kBroadcast, Kind::kSendRecv, Kind::kAllToAll, Kind::kGroupedAllReduce, Kind::kAllGatherV})
         run({kind, type, {ncclSum}, options_.count, options_.ranks - 1, 1, 0});
     }
     for (int root = 0; root < options_.ranks; root++)
@@ -114,6 +114,7 @@ const RegisterShape kShapes[] = {
     repeat("sendrecv", {Kind::kSendRecv}),
     repeat("alltoall", {Kind::kAllToAll}),
     repeat("grouped", {Kind::kGroupedAllReduce}),
+    repeat("allgatherv", {Kind::kAllGatherV}),
     repeat("mix", {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kBroadcast, Kind::kReduce, Kind::kSendRecv, Kind::kAllToAll,
                    Kind::kGroupedAllReduce}),
     plain_shape<Sweep>("sweep"),

@@ -12,8 +12,8 @@ namespace {
 constexpr const char* kTypes[] = {"i8", "u8", "i32", "u32", "i64", "u64", "f16", "f32", "f64", "bf16"};
 constexpr const char* kOperators[] = {"Sum", "Prod", "MinMax", "PreMulSum", "SumPostDiv"};
 constexpr const char* kProtocolNames[] = {"LL", "LL128", "Simple"};
-constexpr const char* kAlgorithms[] = {"Tree", "Ring"};
-constexpr const char* kCollectives[] = {"SendRecv", "AllGather", "Broadcast", "AllReduce", "Reduce", "ReduceScatter"};
+constexpr const char* kAlgorithms[] = {"Tree", "Ring", "PAT"};
+constexpr const char* kCollectives[] = {"SendRecv", "AllGather", "Broadcast", "AllReduce", "Reduce", "ReduceScatter", "AllGatherV"};
 
 template <size_t N>
 int index_of(const char* const (&names)[N], const char* name) {
@@ -38,7 +38,7 @@ Function find_function(unsigned id) {
   const int algorithm = index_of(kAlgorithms, name.algorithm);
   const int protocol = index_of(kProtocolNames, name.protocol);
   if (collective < 0 || reduction < 0 || type < 0 || algorithm < 0 || protocol < 0)
-    unsupported("%s %s %s with algorithm %s and protocol %s (only Ring and Tree: NCCL_ALGO=Ring,Tree)", name.collective, name.reduction,
+    unsupported("%s %s %s with algorithm %s and protocol %s (only Ring, Tree and PAT: NCCL_ALGO=Ring,Tree,PAT)", name.collective, name.reduction,
                 name.type, name.algorithm, name.protocol);
   return {static_cast<Collective>(collective), static_cast<Operator>(reduction), static_cast<Type>(type),
           static_cast<Algorithm>(algorithm), static_cast<Protocol>(protocol)};

@@ -116,6 +116,16 @@ void run_ring(const Communicator& comm, ncclDevChannel* channel, const Collectiv
   }
 }
 
+void move_chunk(Primitives& prims, const Broadcast& broadcast, ssize_t count, bool last) {
+  if (broadcast.depth > 0) {
+    last ? prims.recv(broadcast.output, count) : prims.recv_copy_send(broadcast.output, count);
+  } else if (broadcast.input == broadcast.output) {
+    prims.send(broadcast.input, count);
+  } else {
+    prims.copy_send(broadcast.input, broadcast.output, count);
+  }
+}
+
 std::unique_ptr<Primitives> transfer_primitives(const Communicator& comm, Protocol protocol, const Connections& receive,
                                                 const Connections& send) {
   if (protocol == Protocol::kSimple) return make_simple(comm, receive, send, {1, 1}, kBytes, comm.p2p_step_bytes);
@@ -125,10 +135,28 @@ std::unique_ptr<Primitives> transfer_primitives(const Communicator& comm, Protoc
 }  // namespace
 
 void run_collective(const Communicator& comm, ncclDevChannel* channel, const CollectiveWork& work) {
-  if (work.function.algorithm == Algorithm::kTree) {
-    run_tree(comm, channel, work);
-  } else {
-    run_ring(comm, channel, work);
+  switch (work.function.algorithm) {
+    case Algorithm::kTree: return run_tree(comm, channel, work);
+    case Algorithm::kPat: return run_pat(comm, channel, work);
+    case Algorithm::kRing: return run_ring(comm, channel, work);
+  }
+}
+
+// A chunk of each in turn, until none has any left (src/device/all_gather_v.h).
+void run_broadcasts(const Communicator& comm, ncclDevChannel* channel, Protocol protocol, std::vector<Broadcast> broadcasts) {
+  const auto& ring = channel->ring;
+  const auto prims = make_primitives(protocol, comm, {&channel->peers[ring.prev]->recv[0]}, {&channel->peers[ring.next]->send[0]}, {1, 1}, kBytes);
+  for (bool some = true; some;) {
+    some = false;
+    for (Broadcast& broadcast : broadcasts) {
+      const size_t now = std::min(broadcast.chunk, broadcast.bytes);
+      if (now == 0) continue;
+      move_chunk(*prims, broadcast, static_cast<ssize_t>(now), broadcast.depth == comm.ranks - 1);
+      if (broadcast.depth == 0) broadcast.input += now;
+      broadcast.output += now;
+      broadcast.bytes -= now;
+      some = true;
+    }
   }
 }
 

@@ -1,4 +1,4 @@
-// The Ring and Tree algorithms of NCCL's collectives, and point-to-point transfers, on one channel.
+// The Ring, Tree and PAT algorithms of NCCL's collectives, and point-to-point transfers, on one channel.
 #pragma once
 
 #include <vector>
@@ -28,6 +28,16 @@ struct CollectiveWork {
 
 void run_collective(const Communicator& comm, ncclDevChannel* channel, const CollectiveWork& work);
 void run_tree(const Communicator& comm, ncclDevChannel* channel, const CollectiveWork& work);
+void run_pat(const Communicator& comm, ncclDevChannel* channel, const CollectiveWork& work);
+
+// One broadcast of several that a channel moves together. `depth` is how many ranks of the ring lie between its root and this rank.
+struct Broadcast {
+  int depth;
+  size_t chunk, bytes;
+  const char* input;  // of the root alone
+  char* output;
+};
+void run_broadcasts(const Communicator& comm, ncclDevChannel* channel, Protocol protocol, std::vector<Broadcast> broadcasts);
 
 // What one channel moves between this rank and a peer, in chunks of so many bytes of data.
 struct Transfer {

@@ -35,7 +35,10 @@ size_t work_size(int type) {
     case ncclDevWorkTypeP2p: return sizeof(ncclDevWorkP2p);
     case ncclDevWorkTypeColl: return sizeof(ncclDevWorkColl);
     case ncclDevWorkTypeCollReg: return sizeof(ncclDevWorkCollReg);
-    default: unsupported("work of type %d (batched broadcasts, AllGatherV)", type);
+#if NCCL_HAS_ncclDevWorkBcast
+    case ncclDevWorkTypeBcast: return sizeof(ncclDevWorkBcast);
+#endif
+    default: unsupported("work of type %d", type);
   }
 }
 
@@ -187,6 +190,24 @@ void run_transfers(const Communicator& comm, ncclDevChannel* channel, int channe
   run_together(std::move(tasks));
 }
 
+// Batched broadcasts came with 2.29.
+void run_others([[maybe_unused]] const Communicator& comm, [[maybe_unused]] ncclDevChannel* channel, [[maybe_unused]] Protocol protocol,
+                [[maybe_unused]] const Batch& batch) {
+#if NCCL_HAS_ncclDevWorkBcast
+  if (batch.type == ncclDevWorkTypeBcast) {
+    std::vector<Broadcast> broadcasts;
+    for (const auto& bytes : batch.works) {
+      ncclDevWorkBcast work;
+      memcpy(&work, bytes.data(), sizeof work);
+      broadcasts.push_back({work.ringDepth, static_cast<size_t>(work.chunkSize), work.bytes, static_cast<const char*>(work.sendbuff),
+                            static_cast<char*>(work.recvbuff)});
+    }
+    return run_broadcasts(comm, channel, protocol, std::move(broadcasts));
+  }
+#endif
+  unsupported("collectives on registered buffers");
+}
+
 // Which works of a batch NCCL's profiler wants to hear about.
 std::vector<bool> wanted_by_profiler(const Batch& batch) {
   std::vector<bool> wanted;
@@ -196,6 +217,8 @@ std::vector<bool> wanted_by_profiler(const Batch& batch) {
       ncclDevWorkP2p work;
       memcpy(&work, bytes.data(), sizeof work);
       wanted.push_back(work.profilerEnabled);
+    } else if (batch.type != ncclDevWorkTypeColl && batch.type != ncclDevWorkTypeCollReg) {
+      wanted.push_back(false);  // batched broadcasts say nothing to it (proxyOp.eActivationMask, src/scheduler/allgatherv_sched.cc)
     } else {
       ncclDevWorkColl work;
       memcpy(&work, bytes.data(), std::min(sizeof work, bytes.size()));
@@ -231,7 +254,7 @@ void run_block(const Arguments& arguments, int channel_id, int block) {
         run_one(comm, channel, channel_id, work, function);
       }
     } else {
-      unsupported("collectives on registered buffers");
+      run_others(comm, channel, function.protocol, batch);
     }
     say_completed(kernel_comm, *channel, channel_id, profiled);
 #if NCCL_HAS_ncclDevChannel_workCounter

@@ -10,7 +10,7 @@ import pytest
 
 from ncclwatch.collect.aggregate import Aggregator
 from ncclwatch.collect.calls import MAX_BYTES, MAX_THREADS, CallTracker, communicators_named, creating
-from ncclwatch.collect.functions import algorithm_bytes, algorithm_sizes
+from ncclwatch.collect.functions import algorithm_bytes, algorithm_sizes, type_name
 from ncclwatch.collect.rates import BUCKET_NS, WINDOW_NS, RateWindow
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from unit.synthetic import SECOND, Rank, communicator, process
@@ -134,6 +134,10 @@ def test_what_a_process_can_make_us_hold_is_bounded() -> None:
     assert len(tracker.blocked) <= MAX_THREADS
     assert len(tracker._groups) <= MAX_THREADS
     assert len(tracker._last_on) <= MAX_THREADS
+
+
+def test_types_that_are_not_known_or_not_told_have_a_name() -> None:
+    assert [type_name(number) for number in (7, 99, -1)] == ["float32", "type 99", "unknown type"]
 
 
 def test_algorithm_bytes_as_nccl_tests_counts_them() -> None:

@@ -18,6 +18,7 @@ def test_what_is_out_of_the_ordinary_is_told_and_nobody_is_accused(tmp_path: Pat
     path = tmp_path / "node7.prom"
     path.write_text(TEXT)
     assert FORMAT.recognises(TEXT.encode()[:4096], path)
+    assert FORMAT.recognises(TEXT.replace("\n", "\n    ").encode()[100:4096], path)
     job = FORMAT.read([path])[0]
     told = " | ".join(job.notes)
     for wanted in (

@@ -296,6 +296,37 @@ def test_jobs_are_told_apart_by_their_prefix(tmp_path: Path) -> None:
     assert {one.job: named(one.verdicts[0]) for one in jobs} == {"a_*": [1], "b_*": [2]}
 
 
+def test_names_of_hosts_in_names_of_files_do_not_part_a_job(tmp_path: Path) -> None:
+    job = trained()
+    for rank in (0, 1, 2):
+        job.call(rank, state="started")
+    for rank in range(4):
+        (tmp_path / f"nccl_trace_rank_container-node{rank // 2:02}_{rank}").write_bytes(pickle.dumps(job.dump(rank), 2))
+    [one], _ = judge_found(find([tmp_path]))
+    assert (one.job, named(one.verdicts[0])) == ("nccl_trace_rank_container-node#_*", [3])
+
+
+def test_runs_that_are_numbered_are_jobs_of_their_own(tmp_path: Path) -> None:
+    for run, victim in ((1, 1), (2, 2)):
+        job = trained()
+        for rank in set(range(4)) - {victim}:
+            job.call(rank, state="started")
+        job.write(tmp_path, prefix=f"run{run}_rank_")
+    jobs, _ = judge_found(find([tmp_path]))
+    assert {one.job: named(one.verdicts[0]) for one in jobs} == {"run1_rank_*": [1], "run2_rank_*": [2]}
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_dumps_that_were_kept_by_a_later_pickle_are_read(tmp_path: Path, protocol: int) -> None:
+    job = trained()
+    for rank in (0, 1, 3):
+        job.call(rank, state="started")
+    for rank in range(4):
+        (tmp_path / f"rank_{rank}").write_bytes(pickle.dumps(job.dump(rank), protocol))
+    [one], _ = judge_found(find([tmp_path]))
+    assert (one.verdicts[0].verdict_class, named(one.verdicts[0])) == (VerdictClass.NOT_ENTERED, [2])
+
+
 def of_torchcomms(job: Dumps, dropped: int = 0) -> None:
     """Numbers as torchcomms gives them: over all groups of a process together, from 0."""
     for rank, entries in job.entries.items():

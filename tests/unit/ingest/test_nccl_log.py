@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,7 +109,7 @@ def test_a_log_that_ends_inside_a_line_accuses_nobody_for_that(tmp_path: Path) -
     logs[1] = logs[1].rstrip("\n")[:-20]
     job = read(tmp_path, *logs)
     assert not verdict_of(job).verdict_class.accuses
-    assert any("ends in the middle of a line" in problem for problem in job.problems)
+    assert any("a line that ends in the middle" in problem for problem in job.problems)
 
 
 def test_without_calls_nobody_is_accused_and_it_says_why(tmp_path: Path) -> None:
@@ -256,3 +258,44 @@ def test_communicators_without_an_id_are_left_out_where_a_rank_would_be_there_tw
 def test_what_others_put_before_a_line_does_not_matter(tmp_path: Path, before: str) -> None:
     verdict = verdict_of(read(tmp_path, "".join(before + line for line in STUCK.splitlines(keepends=True))))
     assert [culprit.rank for culprit in verdict.culprits] == [1]
+
+
+def test_lines_that_a_container_engine_has_put_into_json_are_read(tmp_path: Path) -> None:
+    log = "".join(json.dumps({"log": line, "stream": "stdout"}) + "\n" for line in STUCK.splitlines(keepends=True))
+    verdict = verdict_of(read(tmp_path, log))
+    assert (verdict.verdict_class, [culprit.rank for culprit in verdict.culprits]) == (VerdictClass.NOT_ENTERED, [1])
+
+
+def test_a_line_that_another_process_wrote_into_costs_that_process_its_calls(tmp_path: Path) -> None:
+    """Seen in logs of launchers that gather standard output: who is named then may have called what was written over."""
+    lines = STUCK.splitlines(keepends=True)
+    calls = [at for at, line in enumerate(lines) if "AllReduce: opCount" in line]
+    last = calls[-1]
+    other = next(lines[at] for at in reversed(calls) if lines[at].split()[0] != lines[last].split()[0])
+    torn = lines[last][: lines[last].index("opCount")] + other
+    job = read(tmp_path, "".join([*lines[:last], torn]))
+    assert any("has a line that ends in the middle" in problem for problem in job.problems)
+    hosts = {sample.process.host for batch in job.batches for sample in batch.samples}
+    assert hosts == {"node"}
+
+
+def test_calls_as_rccl_logs_them_are_read(tmp_path: Path) -> None:
+    log = re.sub(r"(recvbuff \S+) count", r"\1 acc (nil) count", STUCK)
+    verdict = verdict_of(read(tmp_path, log))
+    assert (verdict.verdict_class, [culprit.rank for culprit in verdict.culprits]) == (VerdictClass.NOT_ENTERED, [1])
+
+
+def test_a_log_without_its_beginning_that_has_the_first_calls_says_who_is_behind(tmp_path: Path) -> None:
+    log = "".join(line for line in STUCK.splitlines(keepends=True) if "Init START" not in line)
+    assert "opCount 0 " in log
+    verdict = verdict_of(read(tmp_path, log))
+    assert (verdict.verdict_class, [culprit.rank for culprit in verdict.culprits]) == (VerdictClass.NOT_ENTERED, [1])
+
+
+def test_calls_on_communicators_of_unknown_creation_tell_who_has_called_less(tmp_path: Path) -> None:
+    """An excerpt of a log, as people pass it on."""
+    log = "".join(line for line in STUCK.splitlines(keepends=True) if "opCount" in line)
+    verdict = verdict_of(read(tmp_path, log))
+    assert not verdict.verdict_class.accuses
+    calls = Counter(re.findall(r"^node:(\d+):", log, re.MULTILINE))
+    assert any(f"but pid {min(calls, key=lambda pid: calls[pid])} on node (opCount" in line for line in verdict.evidence)

@@ -397,6 +397,84 @@ def test_one_look_at_most_ranks_behind_a_few_accuses_nobody(tmp_path: Path) -> N
     assert verdict.summary.startswith("ranks 12-13 have launched more than the other 30 of 32")
 
 
+BEHIND = """Warnings
+========
+
+#0-0 (27a079b828ff1a75) MISMATCH
+  Communicator ranks have different collective operation counts
+  29 ranks have launched up to operation {}
+  3 ranks have launched up to operation 6649
+  Rank 0 -- GPU 0 managed by process 483072 on node 10.0.0.1
+  Rank 2 -- GPU 2 managed by process 483074 on node 10.0.0.1
+  Rank 3 -- GPU 3 managed by process 483075 on node 10.0.0.1
+"""
+
+
+def test_one_look_at_several_ranks_behind_by_one_call_accuses_nobody(tmp_path: Path) -> None:
+    """NCCL's user guide shows such an answer of a job that runs."""
+    verdict = verdict_of(passed_on(tmp_path, TABLE.format("MISMATCH") + BEHIND.format(6650)))
+    assert verdict.verdict_class is VerdictClass.UNKNOWN and not verdict.culprits
+    assert any("ranks 0, 2, 3 called collective 6649 times" in line for line in verdict.evidence)
+
+
+def test_several_ranks_behind_are_named_where_they_stay_or_are_far_behind(tmp_path: Path) -> None:
+    one = TABLE.format("MISMATCH") + BEHIND.format(6650)
+    far = TABLE.format("MISMATCH") + BEHIND.format(6655)
+    for folder, answers in ((tmp_path / "stay", (one, one)), (tmp_path / "far", (far,))):
+        folder.mkdir()
+        verdict = verdict_of(passed_on(folder, *answers))
+        assert (verdict.verdict_class, [one.rank for one in verdict.culprits]) == (VerdictClass.NOT_ENTERED, [0, 2, 3])
+
+
+def test_text_that_begins_at_its_table_is_read(tmp_path: Path) -> None:
+    table = TABLE[TABLE.index("Communicators") :]
+    verdict = verdict_of(passed_on(tmp_path, table.format("INCOMPLETE") + MISSING))
+    assert (verdict.verdict_class, verdict.culprits[0].rank) == (VerdictClass.STOPPED, 21)
+
+
+def test_text_that_names_no_rank_says_what_it_found(tmp_path: Path) -> None:
+    verdict = verdict_of(passed_on(tmp_path, TABLE.format("OK")))
+    assert verdict.verdict_class is VerdictClass.UNKNOWN
+    assert verdict.summary == "RAS names no rank: 1 communicator of 32 ranks: RUNNING, OK"
+
+
+DEAD_PROCESS = """Communicators... (0.00s)
+=============
+
+No communicator data collected!
+
+Errors
+======
+
+DEAD
+  1 job process is considered dead (unreachable via the RAS network)
+  Process 3748990 on node node1 managing GPU 3
+"""
+
+
+def test_a_dead_process_that_no_communicator_misses_is_not_accused(tmp_path: Path) -> None:
+    """A job that has gone on without it, on communicators that it made anew."""
+    verdict = verdict_of(passed_on(tmp_path, TABLE.format("OK") + DEAD_PROCESS[DEAD_PROCESS.index("Errors") :]))
+    assert verdict.verdict_class is VerdictClass.UNKNOWN and not verdict.culprits
+
+
+MONITORED = """RAS Monitor Mode - watching for peer changes (Ctrl+C to exit)...
+================================================================
+
+ [2025-12-19 13:07:01] PEER_NEW: Process 11 on node node0 managing GPU 0
+ [2025-12-19 13:07:07] PEER_DEAD: Process 3748990 on node node1 managing GPU 3
+"""
+
+
+@pytest.mark.parametrize("answer", [DEAD_PROCESS, MONITORED], ids=["answer", "monitor"])
+def test_a_dead_process_is_named_where_no_communicator_is_left(tmp_path: Path, answer: str) -> None:
+    verdict = verdict_of(passed_on(tmp_path, answer))
+    [culprit] = verdict.culprits
+    assert (verdict.verdict_class, culprit.rank) == (VerdictClass.DEAD, None)
+    assert (culprit.host, culprit.pid, culprit.gpu) == ("node1", 3748990, 3)
+    assert "pid 3748990 on node1 holds up the job" in verdict.summary
+
+
 def test_ranks_that_the_text_does_not_name_have_no_made_up_host(tmp_path: Path) -> None:
     answer = TABLE.format("MISMATCH") + AHEAD
     verdict = verdict_of(passed_on(tmp_path, answer, answer))

@@ -15,7 +15,21 @@ from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, RdmaCounts
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkOrder, WorkWindow
 from ncclwatch.simulate.testbed import plan
-from score.network import FAULTS, IN_GUEST, VIEWS, Asked, Row, as_json, draw, judge, scenario_of, table, wanted, without_windows
+from score.network import (
+    FAULTS,
+    IN_GUEST,
+    VIEWS,
+    Asked,
+    Row,
+    as_json,
+    draw,
+    judge,
+    later,
+    scenario_of,
+    table,
+    wanted,
+    without_windows,
+)
 from score.real import Attach, Recording, Saved, Transport, as_played
 from score.scoring import Result
 
@@ -40,6 +54,14 @@ def test_what_is_drawn_can_be_played_and_names_the_rank_that_is_struck(fault: st
 
 def test_a_proxy_that_sleeps_is_its_own_rank_s_alone() -> None:
     assert all(wanted(draw("sleeping-proxy", 7, number)).expect.also == () for number in range(9))
+
+
+def test_a_fault_can_come_later() -> None:
+    """Of a moment, not of an iteration."""
+    for fault in FAULTS:
+        (before,), (after,) = draw(fault, 1, 0).faults, later(draw(fault, 1, 0), 30.0).faults
+        assert after.iteration == before.iteration
+        assert (after.start_s, before.start_s) == (None, None) or (after.start_s or 0.0) - (before.start_s or 0.0) == 30.0
 
 
 def test_seeds_differ_and_other_names_are_refused() -> None:

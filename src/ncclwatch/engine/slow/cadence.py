@@ -247,27 +247,27 @@ class Cadence:
 
 
 class Cadences:
-    """The cadence of every process, and the order of its calls."""
+    """The cadence of every process, and the order of its calls. Records may be in no order, or say nothing by their times."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ordered: bool = True, timed: bool = True) -> None:
+        self.ordered, self.timed = ordered, timed
         self.of: PerProcess[Cadence] = PerProcess()
         self.orders: PerProcess[CallOrder] = PerProcess()
 
     def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> None:
         """Take a batch of ``EVENT_DTYPE`` records of one node, in the order of their times."""
         for key in [key for key in self.orders if lost and key[0] == source]:
-            # What is open can no longer be told from its calls.
-            del self.orders[key]
+            del self.orders[key]  # what is open can no longer be told from its calls
             if key in self.of:
                 self.of[key].lose()
-        calls, bounds = by_process(events)
+        calls, bounds = by_process(events if self.ordered else events[:0])
         made, operation = _calls(calls), ~np.isin(calls["function"], MARKS)
         for start, end in pairwise(bounds):
             key, own = (source, int(calls["pid"][start])), operation[start:end]
             order = self.orders.setdefault(key, CallOrder())
             order.room = min(MOST_CALLS, max(FEWEST_CALLS, ALL_CALLS // len(self.orders)))
             order.add(calls[start:end])
-            if own.any():
+            if self.timed and own.any():
                 self.of.setdefault(key, Cadence()).add(made[start:end][own])
 
     def of_members(self, job: Job) -> list[Cadence | None]:
