@@ -105,7 +105,7 @@ def _rows(timeline: Timeline) -> Iterator[tuple[Any, ...]]:
         made = {rank: [*([former[rank]] if rank in former else []), *(spans or [])] for rank, spans in step.items()}
         # A step begins with the parameters that the one before has updated.
         former = {rank: spans.pop() for rank, spans in made.items() if spans and spans[-1].kind == GATHER}
-        if iteration and (len(former) == len(workers) or not former):
+        if iteration and any(made.values()) and (len(former) == len(workers) or not former):
             yield from _step(timeline.scenario, iteration, made)
 
 

@@ -29,7 +29,7 @@ bool is_one_of(const char* const (&kinds)[N], const std::string& kind) {
   return std::find(std::begin(kinds), std::end(kinds), kind) != std::end(kinds);
 }
 
-[[noreturn]] void usage(const std::string& specification) {
+[[noreturn]] void refuse(const std::string& specification) {
   fprintf(stderr, "testjob: cannot read --fault %s; kinds:", specification.c_str());
   for (const char* kind : kKinds) fprintf(stderr, " %s", kind);
   fprintf(stderr, "\n");
@@ -48,14 +48,14 @@ std::vector<std::string> cut(const std::string& text, char at) {
 Fault parse(const std::string& specification) {
   const size_t colon = specification.find(':');
   Fault fault{specification.substr(0, colon), {}};
-  if (!is_one_of(kKinds, fault.kind)) usage(specification);
-  if (colon == std::string::npos) usage(specification);
+  if (!is_one_of(kKinds, fault.kind)) refuse(specification);
+  if (colon == std::string::npos) refuse(specification);
   for (const std::string& part : cut(specification.substr(colon + 1), ',')) {
     const size_t equals = part.find('=');
-    if (equals == std::string::npos) usage(specification);
+    if (equals == std::string::npos) refuse(specification);
     fault.values[part.substr(0, equals)] = part.substr(equals + 1);
   }
-  if (!fault.values.count("rank")) usage(specification);
+  if (!fault.values.count("rank")) refuse(specification);
   return fault;
 }
 

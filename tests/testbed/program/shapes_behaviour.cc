@@ -135,7 +135,7 @@ class OneRank : public Behaviour {
   }
 };
 
-const RegisterShape kShapes[] = {plain_shape<Asynchronous>("async"), plain_shape<Abort>("abort"), plain_shape<OneRank>("onerank")};
+const RegisterShape kBehaviourShapes[] = {plain_shape<Asynchronous>("async"), plain_shape<Abort>("abort"), plain_shape<OneRank>("onerank")};
 
 }  // namespace
 

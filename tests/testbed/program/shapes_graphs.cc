@@ -142,7 +142,7 @@ RegisterShape graphs(const char* name, std::vector<Kind> kinds) {
   return {name, [kinds](const Context& context) { return std::make_unique<Graphs>(context, kinds); }};
 }
 
-const RegisterShape kShapes[] = {
+const RegisterShape kGraphsShapes[] = {
     plain_shape<Serving>("serving"),
     graphs("graph", {Kind::kAllReduce}),
     graphs("graphs", {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kBroadcast, Kind::kSendRecv, Kind::kAllToAll, Kind::kGroupedAllReduce}),

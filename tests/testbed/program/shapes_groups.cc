@@ -182,7 +182,7 @@ class Ordered : public Shape {
   std::vector<std::unique_ptr<Group>> groups_;
 };
 
-const RegisterShape kShapes[] = {plain_shape<Pipeline>("pipeline"), plain_shape<TensorData>("split"), plain_shape<ManyCommunicators>("multicomm"),
+const RegisterShape kGroupsShapes[] = {plain_shape<Pipeline>("pipeline"), plain_shape<TensorData>("split"), plain_shape<ManyCommunicators>("multicomm"),
                                  plain_shape<Ordered>("ordered")};
 
 }  // namespace

@@ -30,7 +30,7 @@ namespace standin {
 
 namespace {
 
-std::mutex g_mutex;
+std::mutex g_redirect_mutex;
 std::map<uintptr_t, std::string>& kernels() {
   static auto* map = new std::map<uintptr_t, std::string>;
   return *map;
@@ -188,14 +188,14 @@ int visit(dl_phdr_info* info, size_t, void*) {
 }
 
 [[gnu::constructor]] void redirect_loaded() {
-  std::lock_guard<std::mutex> lock(g_mutex);
+  std::lock_guard<std::mutex> lock(g_redirect_mutex);
   dl_iterate_phdr(visit, nullptr);
 }
 
 }  // namespace
 
 std::string kernel_name(const void* stub) {
-  std::lock_guard<std::mutex> lock(g_mutex);
+  std::lock_guard<std::mutex> lock(g_redirect_mutex);
   auto found = kernels().find(reinterpret_cast<uintptr_t>(stub));
   return found == kernels().end() ? std::string() : found->second;
 }

@@ -12,7 +12,7 @@ namespace standin {
 
 namespace {
 
-std::mutex g_mutex;
+std::mutex g_stream_mutex;
 // Streams stay alive until destroyed by the program and their last task has run.
 std::vector<std::shared_ptr<Stream>>& streams() {
   static auto* list = new std::vector<std::shared_ptr<Stream>>;
@@ -34,7 +34,7 @@ Stream* Stream::create(unsigned flags, int priority) {
   stream->priority_ = priority;
   static std::atomic<unsigned long long> next_id{1};
   stream->id_ = next_id++;
-  std::lock_guard<std::mutex> lock(g_mutex);
+  std::lock_guard<std::mutex> lock(g_stream_mutex);
   streams().push_back(stream);
   return stream.get();
 }
@@ -42,7 +42,7 @@ Stream* Stream::create(unsigned flags, int priority) {
 void Stream::destroy(cudaStream_t handle) {
   std::shared_ptr<Stream> stream;
   {
-    std::lock_guard<std::mutex> lock(g_mutex);
+    std::lock_guard<std::mutex> lock(g_stream_mutex);
     auto& list = streams();
     auto found = std::find_if(list.begin(), list.end(), [&](auto& item) { return item->handle() == handle; });
     if (found == list.end()) return;
@@ -58,7 +58,7 @@ void Stream::destroy(cudaStream_t handle) {
 void Stream::synchronize_all() {
   std::vector<std::shared_ptr<Stream>> all;
   {
-    std::lock_guard<std::mutex> lock(g_mutex);
+    std::lock_guard<std::mutex> lock(g_stream_mutex);
     all = streams();
   }
   for (auto& stream : all) stream->synchronize();

@@ -10,7 +10,7 @@ namespace standin {
 
 namespace {
 
-constexpr Slicing kSlicing{1, 1};
+constexpr Slicing kTreeSlicing{1, 1};
 
 struct Tree {
   const CollectiveWork& work;
@@ -47,7 +47,7 @@ void run_tree(const Communicator& comm, ncclDevChannel* channel, const Collectiv
     to_children.push_back(&channel->peers[child]->send[0]);
   }
   const auto make = [&](const Connections& receive, const Connections& send) {
-    return make_primitives(work.function.protocol, comm, receive, send, kSlicing, reduction);
+    return make_primitives(work.function.protocol, comm, receive, send, kTreeSlicing, reduction);
   };
   const Tree self{work};
   if (channel->tree.up < 0) {

@@ -47,7 +47,7 @@ struct Mapping {
   Physical* memory;
 };
 
-std::mutex g_mutex;
+std::mutex g_reserved_mutex;
 // Never destroyed: other threads outlive main().
 std::set<Physical*>& memories() {
   static auto* set = new std::set<Physical*>;
@@ -80,13 +80,13 @@ Result create(Handle* handle, size_t size, const Properties* properties, unsigne
   if (size % kGranularity != 0) return cudaErrorInvalidValue;
   if (properties->location_type != kOnDevice) return cudaErrorNotSupported;  // host memory: NCCL falls back to /dev/shm
   const int fd = secret_memory(size);
-  std::lock_guard<std::mutex> lock(g_mutex);
+  std::lock_guard<std::mutex> lock(g_reserved_mutex);
   *handle = add(fd, size, *properties);
   return cudaSuccess;
 }
 
 Result release_handle(Handle handle) {
-  std::lock_guard<std::mutex> lock(g_mutex);
+  std::lock_guard<std::mutex> lock(g_reserved_mutex);
   Physical* memory = known(handle);
   if (!memory) return cudaErrorInvalidValue;
   drop(memory);
@@ -94,7 +94,7 @@ Result release_handle(Handle handle) {
 }
 
 Result retain_handle(Handle* handle, void* address) {
-  std::lock_guard<std::mutex> lock(g_mutex);
+  std::lock_guard<std::mutex> lock(g_reserved_mutex);
   auto next = mappings().upper_bound(reinterpret_cast<uintptr_t>(address));
   if (next == mappings().begin()) return cudaErrorInvalidValue;
   --next;
@@ -121,7 +121,7 @@ Result free_addresses(uintptr_t address, size_t size) {
 }
 
 Result map(uintptr_t address, size_t size, size_t offset, Handle handle, unsigned long long) {
-  std::lock_guard<std::mutex> lock(g_mutex);
+  std::lock_guard<std::mutex> lock(g_reserved_mutex);
   Physical* memory = known(handle);
   if (!memory || offset + size > memory->size) return cudaErrorInvalidValue;
   void* pointer = reinterpret_cast<void*>(address);
@@ -138,7 +138,7 @@ Result set_access(uintptr_t address, size_t size, const void*, size_t) {
 }
 
 Result unmap(uintptr_t address, size_t size) {
-  std::lock_guard<std::mutex> lock(g_mutex);
+  std::lock_guard<std::mutex> lock(g_reserved_mutex);
   auto found = mappings().find(address);
   if (found == mappings().end() || found->second.size != size) return cudaErrorInvalidValue;
   // The addresses stay reserved.
@@ -150,7 +150,7 @@ Result unmap(uintptr_t address, size_t size) {
 }
 
 Result export_handle(int* fd, Handle handle, int, unsigned long long) {
-  std::lock_guard<std::mutex> lock(g_mutex);
+  std::lock_guard<std::mutex> lock(g_reserved_mutex);
   Physical* memory = known(handle);
   if (!memory) return cudaErrorInvalidValue;
   *fd = dup(memory->fd);
@@ -166,7 +166,7 @@ Result import_handle(Handle* handle, void* descriptor, int handle_type) {
   properties.handle_types = handle_type;
   properties.location_type = kOnDevice;
   properties.location = current_device();
-  std::lock_guard<std::mutex> lock(g_mutex);
+  std::lock_guard<std::mutex> lock(g_reserved_mutex);
   *handle = add(fd, static_cast<size_t>(status.st_size), properties);
   return cudaSuccess;
 }
@@ -177,7 +177,7 @@ Result get_granularity(size_t* granularity, const Properties*, int) {
 }
 
 Result get_properties(Properties* properties, Handle handle) {
-  std::lock_guard<std::mutex> lock(g_mutex);
+  std::lock_guard<std::mutex> lock(g_reserved_mutex);
   Physical* memory = known(handle);
   if (!memory) return cudaErrorInvalidValue;
   *properties = memory->properties;

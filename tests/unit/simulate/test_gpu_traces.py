@@ -140,3 +140,9 @@ def test_dcgms_text_is_accepted_by_promtool_and_tells_the_slow_gpu_without_an_ac
         # 3: it is taken, and its style complained of, here of the labels that the exporter really has.
         assert told.returncode in (0, 3), told.stdout + told.stderr
         assert all(b"camelCase" in line for line in told.stderr.splitlines()), told.stderr
+
+
+def test_where_no_step_is_whole_nothing_is_written(tmp_path: Path) -> None:
+    """Workers on a node that nobody looks at have no trace."""
+    pytest.importorskip("pyarrow")
+    assert write_straggler(timeline("clean-missing-node"), tmp_path) == []
