@@ -24,7 +24,12 @@ from vm.pairs import look, remote_pairs, view_of
 from vm.spines import RoceSpines
 
 VERSION = "2.27.5"
-pytestmark = [pytest.mark.vm, pytest.mark.skipif(not available(VERSION), reason=f"NCCL {VERSION} is not cached")]
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.long,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(not available(VERSION), reason=f"NCCL {VERSION} is not cached"),
+]
 
 RATE = 400_000
 """Bytes a second of an uplink."""

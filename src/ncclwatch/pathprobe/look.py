@@ -14,6 +14,7 @@ from ncclwatch.nic import lldp
 from ncclwatch.nic.rdma import read_ports
 from ncclwatch.pathprobe import hops, segments, varied, varied_rdma
 from ncclwatch.pathprobe.rdma import device_of
+from ncclwatch.pathprobe.verbs import VerbsError
 from ncclwatch.paths.bottlenecks import loads
 from ncclwatch.paths.ports import ROCE_PORT
 from ncclwatch.paths.probed import alike, joined, wrong_rate
@@ -125,8 +126,9 @@ def _live(asked: Asked, source: str, own: Sequence[hops.Trace]) -> list[hops.Tra
 
 def _queues(asked: Asked, source: str) -> Mapping[PathKey, PathLoad]:
     if asked.protocol is Protocol.UDP:
-        device = device_of(source, read_ports())
-        ports = [port for _, port in asked.paths]
+        device = _rdma_port(source)
+        # A queue pair of ours may leave by the port of a running flow: it waits where that flow does.
+        ports = list(dict.fromkeys(port for _, port in (*asked.live, *asked.paths)))
         tcp_port, token = asked.listener
         trips = varied_rdma.probe(device, (asked.destination, tcp_port), ports, asked.rounds, token)
         return loads({(ROCE_PORT, port): each for port, each in trips.items()})
@@ -137,6 +139,15 @@ def _queues(asked: Asked, source: str) -> Mapping[PathKey, PathLoad]:
             f"run 'ncclwatch paths answer {asked.destination} --ports ...' there",
         )
     return loads({(port, source_port): [there for there, _ in each] for port, source_port, each in rows})
+
+
+def _rdma_port(source: str) -> tuple[str, int]:
+    try:
+        return device_of(source, read_ports())
+    except VerbsError:
+        raise TargetError(
+            f"no RDMA port here has the address {source}", "see 'ncclwatch doctor', or probe without --queues"
+        ) from None
 
 
 def _seen(path: PathKey, traces: Sequence[hops.Trace], live: bool, load: PathLoad | None) -> SeenPath:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
 
 from ncclwatch.errors import NcclwatchError
-from ncclwatch.pathprobe import rdma, varied_rdma
+from ncclwatch.model.paths import Load, Protocol
+from ncclwatch.nic.rdma import Gid, RdmaPort
+from ncclwatch.pathprobe import hops, look, rdma, varied_rdma
 from ncclwatch.pathprobe.listener import Listener
 from ncclwatch.pathprobe.verbs import Address
 from ncclwatch.wire import abi
@@ -21,6 +24,8 @@ class StandIn:
     """A queue pair whose other end is only known by number: the source port of its answers is the listener's queue pair's."""
 
     made: ClassVar[list[StandIn]] = []
+    slow: ClassVar[set[int]] = set()
+    """Source ports that wait on the way there."""
 
     def __init__(self, device: str, _port: int, _gid: int | None = None) -> None:
         self.device, self.source_port, self.other = device, 0, 0
@@ -41,7 +46,8 @@ class StandIn:
     def write(self, _timeout_s: float) -> tuple[abi.Status | None, float]:
         if self.source_port == DEAD:
             return None, 5.0
-        return abi.Status.SUCCESS, 0.2 if self.made[self.other - 1].source_port == SLOW_BACK else 0.001
+        waits = self.source_port in self.slow or self.made[self.other - 1].source_port == SLOW_BACK
+        return abi.Status.SUCCESS, 0.2 if waits else 0.001
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +80,27 @@ def test_nobody_listens() -> None:
     with pytest.raises(NcclwatchError, match=r"queue pairs could not be agreed on with 127\.0\.0\.1") as told:
         varied_rdma.probe(("near", 1), (HERE, port), [50001], 1)
     assert "probe --listen" in told.value.hint
+
+
+def test_a_look_has_queues_under_the_ports_of_running_flows_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StandIn, "slow", {50001, 50011})
+    port = RdmaPort("near", 1, "Ethernet", "active", "link-up", 100.0, "", None, (Gid(0, GID, "RoCE v2", ""),), {}, {})
+    monkeypatch.setattr(look, "read_ports", lambda: [port])
+    monkeypatch.setattr(hops, "traces", lambda _, paths, *__: [hops.Trace(path, (), arrived=True) for path in paths])
+    with Listener(HERE, 0, device="far") as listener:
+        asked = look.Asked(HERE, look.roce((50001, 50002)), look.roce((50011, 50012)), Protocol.UDP, looks=1, rounds=20)
+        made = look.look(replace(asked, listener=(listener.port, b"")), "me")
+    told = {seen.source_port: (seen.load, seen.live) for seen in made.paths}
+    assert told == {
+        50001: (Load.QUEUED, False), 50002: (Load.EMPTY, False), 50011: (Load.QUEUED, True), 50012: (Load.EMPTY, True),
+    }  # fmt: skip
+
+
+def test_queues_of_roce_need_an_rdma_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "read_ports", list)
+    monkeypatch.setattr(hops, "traces", lambda _, paths, *__: [hops.Trace(path, (), arrived=True) for path in paths])
+    with pytest.raises(NcclwatchError, match=r"no RDMA port here has the address 127\.0\.0\.1"):
+        look.look(look.Asked(HERE, look.roce((50001,)), protocol=Protocol.UDP, looks=1, rounds=1), "me")
 
 
 @pytest.mark.parametrize("asked", ["x", -1, 4791, 1 << 40, None, True])
