@@ -1,4 +1,4 @@
-"""The active probe over SoftRoCE: zero-payload writes from queue pairs of our own, by source ports of our choice; a link that is down."""
+"""The active probe over SoftRoCE: zero-payload writes of queue pairs of our own, by ports of our choice; a link that is down."""
 
 from __future__ import annotations
 
