@@ -1,4 +1,4 @@
-"""Round trips by source port, with a real listener and stand-ins for queue pairs (real ones: ``vm/test_vm_spines.py``)."""
+"""Round trips by source port, with a real listener and stand-ins for queue pairs."""
 
 from __future__ import annotations
 
