@@ -21,6 +21,7 @@
 #endif
 #define NWV_MAX_CHAIN 64 /* requests followed in one chain */
 #define NWV_MAX_SGE 8    /* elements added up in one request */
+#define NWV_MAX_TAKEN 64 /* completions that a poll of NCCL's can find; it asks for 4 */
 #define NWV_SEARCH 4     /* requests looked through for a completion's wr_id */
 
 /* Parts of this file by concern. BCC rewrites map accesses in the main file only, so the compiler gets them in place of these lines. */
@@ -169,6 +170,46 @@ int on_poll_return(struct pt_regs *ctx)
 	return 0;
 }
 
+/* The value at a place that src/ncclwatch/wire/taken.py names in 30 bits: a register and what is added to it, or what lies there. */
+static inline u64 value_at(u64 *registers, u64 place)
+{
+	u64 value = registers[masked(place >> 1, 31)] + (place >> 6 & 0xffffff);
+
+	return place & 1 ? user_word(value) : value;
+}
+
+/* Two such places: filled in when the program is loaded, for older kernels hand no cookie to a probe. */
+static inline u64 places(void)
+{
+	u64 both;
+
+	asm volatile("%0 = 0x6e63636c73697465 ll" : "=r"(both)); /* SITE_PLACEHOLDER of src/ncclwatch/probes/program.py */
+	return both;
+}
+
+/* Where NCCL goes when a poll has found completions: the places are those of their number, and of the first of them. */
+int on_taken(struct pt_regs *ctx)
+{
+	struct nwv_thread *thread = this_thread();
+	u64 registers[32] = {};
+	u64 both = places();
+
+	if (!thread)
+		return 0;
+	thread->takes++;
+	bpf_probe_read_kernel(registers, sizeof(struct pt_regs), ctx);
+	thread->found = value_at(registers, both);
+	thread->completions = value_at(registers, both >> 30);
+	thread->cq = 0;
+	thread->index = 0;
+	thread->poll_ns = bpf_ktime_get_ns();
+	if (thread->found - 1U < NWV_MAX_TAKEN)
+		steps.call(ctx, 0);
+	else
+		count(NWV_COUNT_UNREADABLE);
+	return 0;
+}
+
 /* One completion of the poll that has just returned, then on to the next: a loop of tail calls (the kernel allows 33), because the
  * verifiers before 6.4 or so give up on a loop around this much. */
 int on_completion(struct pt_regs *ctx)
@@ -187,10 +228,10 @@ int on_completion(struct pt_regs *ctx)
 	}
 	thread->index++;
 	thread->completions_seen++;
-	key.context = user_word(thread->cq + CQ_CONTEXT);
 	key.pid = bpf_get_current_pid_tgid() >> 32;
 	key.qp_num = wc.qp_num;
-	struct nwv_qp *qp = account(&key, now);
+	key.context = thread->cq ? user_word(thread->cq + CQ_CONTEXT) : context_of(&key);
+	struct nwv_qp *qp = key.context ? account(&key, now) : 0;
 
 	if (qp)
 		complete(qp, wc.wr_id, wc.status, wc.opcode, wc.bytes, now);

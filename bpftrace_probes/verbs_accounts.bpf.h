@@ -16,6 +16,7 @@ BPF_HASH(qps, struct nwv_qp_key, struct nwv_qp, NWV_MAX_QPS);
 BPF_TABLE("lru_hash", u64, struct nwv_thread, threads, NWV_THREADS);
 BPF_TABLE("lru_hash", u64, struct created_qp, created, NWV_THREADS);
 BPF_HASH(cq_owner, u64, struct nwv_qp_key, NWV_MAX_QPS); /* the only queue pair of a completion queue; qp_num 0: it has several */
+BPF_HASH(numbers, u64, u64, NWV_MAX_QPS); /* the context of a queue pair by process and number; 0: of several contexts */
 BPF_ARRAY(config, struct nwv_config, 1);
 BPF_PERCPU_ARRAY(counters, u64, NWV_COUNTERS);
 BPF_PERCPU_ARRAY(blank, struct nwv_qp, 1); /* all zero: a new entry is too large for the stack */
@@ -100,6 +101,34 @@ static inline struct nwv_qp *account(struct nwv_qp_key *key, u64 now)
 	return qp;
 }
 
+static inline u64 number_of(struct nwv_qp_key *key)
+{
+	return (u64)key->pid << 32 | key->qp_num;
+}
+
+/* Numbers are unique on a device. Where two devices of a process have one in common, a completion does not say whose it is. */
+static inline void name_context(struct nwv_qp_key *key)
+{
+	u64 number = number_of(key), context = key->context;
+	u64 *known = numbers.lookup(&number);
+
+	if (!known)
+		numbers.update(&number, &context);
+	else if (*known != context)
+		*known = 0;
+}
+
+/* By its number alone; 0 where nothing was posted to it while probes were there, or where the number does not tell. */
+static inline u64 context_of(struct nwv_qp_key *key)
+{
+	u64 number = number_of(key);
+	u64 *known = numbers.lookup(&number);
+
+	if (known && !*known)
+		count(NWV_COUNT_UNATTRIBUTED);
+	return known ? *known : 0;
+}
+
 static inline struct nwv_qp *account_of(u64 address, struct nwv_qp_key *key, u64 now)
 {
 	key->context = user_word(address + QP_CONTEXT);
@@ -115,6 +144,7 @@ static inline struct nwv_qp *account_of(u64 address, struct nwv_qp_key *key, u64
 		qp->address = address;
 		qp->send_cq = user_word(address + QP_SEND_CQ);
 		qp->recv_cq = user_word(address + QP_RECV_CQ);
+		name_context(key);
 		struct nwv_qp_key *owner = cq_owner.lookup(&qp->send_cq);
 
 		if (!owner)

@@ -82,6 +82,7 @@ struct nwv_thread {
 	__u64 extended_posts; /* of them those on functions of extended queue pairs */
 	__u64 extended_polls; /* of them those on functions of extended completion queues */
 	__u64 polls_empty;
+	__u64 takes; /* hits where NCCL takes the completions of a poll that found some */
 	__u64 requests_seen; /* requests of posts that were booked, and completions of polls: what each costs beyond the hit */
 	__u64 completions_seen;
 	__u64 cq;

@@ -21,11 +21,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.network import DROP
-from ncclwatch.engine.slow.cadence import Cadence
-from ncclwatch.engine.slow.gpu_operations import GpuOperations, Round
+from ncclwatch.collect.cadence import Cadence
+from ncclwatch.engine.evidence.work_requests import DROP
+from ncclwatch.engine.slow.gpu_operations import GpuOperations
 from ncclwatch.engine.slow.watch import SlowWatch
+from ncclwatch.model.job import Group, Job, Member
 from ncclwatch.model.verdict import Culprit, LinkRef, OperationRef, Verdict, VerdictClass
 from ncclwatch.model.work import Counting, FlowWindow, Scope
 
@@ -53,6 +53,15 @@ TOLD = 8
 
 
 # --- CCL-D -------------------------------------------------------------------------------------------------------------------
+
+
+class Round(NamedTuple):
+    """A collective that all ranks have told: when it ended (wall time), and for each rank how long it lasted there, seconds."""
+
+    group: int
+    name: str
+    time: float
+    durations: dict[int, float]
 
 
 class CcldResult(NamedTuple):
@@ -154,7 +163,18 @@ class Ccld:
                 rule.window.clear()
                 rule.found = None
         self.by_gpus = self.by_gpus or bool(np.isfinite(self._gpus.rows["end"]).any())
-        return self._gpus.rounds(job) if self.by_gpus else self._from_calls(job, cadences)
+        return self._from_gpus(job) if self.by_gpus else self._from_calls(job, cadences)
+
+    def _from_gpus(self, job: Job) -> list[Round]:
+        """The collectives that all ranks have told; what was handed out is not kept."""
+        places, key, ended = self._gpus.complete(job)
+        found: dict[int, Round] = {}
+        names = list(self._gpus.functions)
+        for row, at in zip(self._gpus.rows[places], key.tolist(), strict=True):
+            done = found.setdefault(at, Round(int(row["group"]), names[row["function"]], float(ended[at]), {}))
+            done.durations[int(row["rank"])] = float(row["lasted"])
+        self._gpus.rows = np.delete(self._gpus.rows, places)
+        return sorted(found.values(), key=lambda done: done.time)
 
     def _from_calls(self, job: Job, cadences: Sequence[Cadence | None]) -> list[Round]:
         """The last operation of each iteration, by the host's calls; ranks are matched by when their iterations end."""

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.bench_engine import LATE, hung_ring
-from ncclwatch.engine.job import assemble
 from ncclwatch.engine.slow.attribute import find
 from ncclwatch.engine.slow.critical_path import Structure, Weights
 from ncclwatch.engine.slow.findings import Context
 from ncclwatch.engine.slow.profile import add_up
 from ncclwatch.engine.slow.snapshot import Activity, take_look
+from ncclwatch.model.job import assemble
 from ncclwatch.simulate.observe import Cast
 from ncclwatch.simulate.scenario import Expectation, Layout, Network, Observation, Scenario, ScoreClass, Workload
 from score.delays import DelayedExecutor, Observed, Run, observe

@@ -30,10 +30,10 @@ import numpy as np
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.engine import diagnose as diagnosis
 from ncclwatch.engine.case import Case, Known
-from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.rules import RULES, Rule
 from ncclwatch.engine.slow.calibration import TABLE
 from ncclwatch.engine.slow.terms import TERMS
+from ncclwatch.model.job import Job, Member
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.simulate.scenario import Scenario, load_all
 from score.archive import JOBS, Kept, batches_of, name_of, recordings_in, timeline_of, wrongs

@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.job import Job
 from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.engine.slow import attribute
 from ncclwatch.engine.slow.calibration import Weights
@@ -36,6 +35,7 @@ from ncclwatch.engine.slow.findings import Context, RoundTrips
 from ncclwatch.engine.slow.profile import Profile, add_up
 from ncclwatch.engine.slow.snapshot import Look
 from ncclwatch.engine.slow.terms import TERMS, CandidateKind, Terms, measure
+from ncclwatch.model.job import Job
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.simulate.scenario import FaultKind, Scenario, ScoreClass, load_all
 from score import network

@@ -49,6 +49,11 @@ def test_exact_windows_are_what_the_collective_must_move(network: AdapterNetwork
         work_checks.exact_windows_are_what_must_move(work_checks.Moves(job, COUNT * 4), (name_of(0), name_of(1)))
 
 
+def test_every_request_is_counted_while_that_is_cheap(network: AdapterNetwork) -> None:
+    with paced(network) as job:
+        work_checks.every_request_is_counted_while_that_is_cheap(work_checks.Moves(job, COUNT * 4))
+
+
 def test_bursts_tell_rates_and_an_order_is_answered(network: AdapterNetwork) -> None:
     with paced(network) as job:
         work_checks.bursts_tell_rates_and_an_order_is_answered(work_checks.Moves(job, COUNT * 4))

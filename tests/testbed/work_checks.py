@@ -72,6 +72,24 @@ def exact_windows_are_what_must_move(moves: Moves, devices: Sequence[str]) -> No
     assert all(work is not None and work.counting is Counting.EXACT and work.coverage > 0.999 for work in newest), newest
 
 
+def every_request_is_counted_while_that_is_cheap(moves: Moves) -> None:
+    """Of an NCCL that shows where it takes completions, bursts go on without an end."""
+    found, batches = watch(moves.job, Mode.BURSTS, 6)
+    assert enough(found, 6), batches[-1].planes
+    moves.job.wait_progress(2)
+    for rank, pid in enumerate(moves.job.pids):
+        first, *works = [window.work for window in ports_of(found, pid)]
+        assert first.counting is Counting.BURSTS and all(work.counting is Counting.EXACT for work in works), works
+        assert all(work.coverage > 0.999 and work.polls is None for work in works)
+        assert all(before.end_ns == after.begin_ns for before, after in itertools.pairwise([first, *works]))
+        must = moves.between(rank, works)
+        sent, received = (sum(getattr(work, name) for work in works) for name in ("posted_bytes", "received_bytes"))
+        print(f"without an end: rank {rank} sent {sent} and received {received} bytes, must {must:.0f}, {sent / must:.4f}")
+        assert sent == pytest.approx(must, rel=TOLERANCE) and received == pytest.approx(must, rel=TOLERANCE)
+        assert sum(work.posted or 0 for work in works) - sum(work.completed or 0 for work in works) <= 64
+        assert all(work.latency_p50_ns and work.throughput for work in works if work.completed), works
+
+
 def bursts_tell_rates_and_an_order_is_answered(moves: Moves) -> None:
     """With requests counted for some of the time."""
     job = moves.job

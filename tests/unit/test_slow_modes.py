@@ -10,11 +10,10 @@ import pytest
 
 from ncclwatch.cli import main, options
 from ncclwatch.cli.recorded import write_series
-from ncclwatch.engine.job import assemble
-from ncclwatch.engine.slow.cadence import Cadence, Iteration
-from ncclwatch.engine.slow.gpu_operations import Round
+from ncclwatch.collect.cadence import Cadence, Iteration
+from ncclwatch.model.job import assemble
 from ncclwatch.model.verdict import Verdict, VerdictClass
-from ncclwatch.slow_modes import HOST, LEARNED_ROUNDS, Ccld, CcldResult, CcldRule, ModeWatch, SlowMode, SlowRule
+from ncclwatch.slow_modes import HOST, LEARNED_ROUNDS, Ccld, CcldResult, CcldRule, ModeWatch, Round, SlowMode, SlowRule
 from unit.engine.slow.gpu_samples import WORLD_SIZE, at, operation
 from unit.synthetic import SECOND, Rank, communicator, looks
 
@@ -89,6 +88,18 @@ def test_one_slow_window_and_barriers_say_nothing() -> None:
     barrier = [[replace(operation(1, 0.1, 0.5), count=1)] for _ in range(4)]
     (job,) = assemble([[sample] for sample in at(1.0, barrier)])
     assert Ccld().rounds(job, [None] * 4) == []
+
+
+def test_a_round_is_complete_when_every_rank_has_told_and_told_once() -> None:
+    rule, nobody = Ccld(), [None] * WORLD_SIZE
+    early = [[operation(1, 0.1, 0.2)] for _ in range(3)] + [[]]
+    (job,) = assemble([[sample] for sample in at(1.0, early)])
+    assert rule.rounds(job, nobody) == []
+    everybody = [[operation(1, 0.1, 0.2, duration_ns=SECOND // 4)] for _ in range(4)]
+    (job,) = assemble([[sample] for sample in at(2.0, everybody)])
+    (done,) = rule.rounds(job, nobody)
+    assert done.durations[3] == pytest.approx(0.25), "by the GPU's own clock where it tells"
+    assert rule.rounds(job, nobody) == []
 
 
 def test_without_the_shim_the_wait_at_the_end_of_an_iteration_stands_for_it() -> None:

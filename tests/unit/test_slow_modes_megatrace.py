@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ncclwatch.engine.job import assemble
-from ncclwatch.engine.network import NetworkMemory
+from ncclwatch.collect.network_memory import NetworkMemory
+from ncclwatch.model.job import assemble
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow
 from ncclwatch.slow_modes import WARM_UP, ModeWatch, SlowMode, SlowRule

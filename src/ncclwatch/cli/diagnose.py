@@ -34,7 +34,7 @@ from ncclwatch.model.verdict import Verdict, VerdictClass
 
 if TYPE_CHECKING:
     from ncclwatch.collect.counting import WorkCount
-    from ncclwatch.engine.network import NetworkMemory
+    from ncclwatch.collect.network_memory import NetworkMemory
     from ncclwatch.slow_modes import SlowRule
 
 # What the operating system or NCCL states outright needs no further waiting, and two samples near to each other are enough.
@@ -152,7 +152,7 @@ def judge(
     """
     loaded, problems = load_files(files) if files else ([], [])
     recorded = [series for samples in loaded for series in series_of(samples)]
-    from ncclwatch.engine.network import NetworkMemory
+    from ncclwatch.collect.network_memory import NetworkMemory
 
     network = NetworkMemory()
     count: WorkCount | None = None

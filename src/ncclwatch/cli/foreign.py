@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.cli.verdicts import print_verdicts
 from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.collect.cadence import Cadences
 from ncclwatch.collect.ledger import Ledger
-from ncclwatch.engine.job import Job
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.session import DiagnosisSession
-from ncclwatch.engine.slow.cadence import Cadences
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.engine.verdict import severity
@@ -26,6 +25,7 @@ from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.ingest.base import Ingested, View
 from ncclwatch.ingest.folders import Found, Record, find, read
 from ncclwatch.ingest.joined import completed
+from ncclwatch.model.job import Job
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.slow_modes import SlowRule

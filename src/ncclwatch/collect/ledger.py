@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.collect.functions import type_name
 from ncclwatch.model.events import Flag, Function, Kind
+from ncclwatch.model.job import Group
 from ncclwatch.model.state import Communicator, ProcessInfo
 from ncclwatch.model.topology import FUNCTION_NAMES
 
@@ -102,7 +103,7 @@ class Ledger:
         self.lossy: set[str] = set()
         """Sources of which records were lost."""
         self.rows: dict[Place, int] = {}
-        """Communicator of a process → row; hashes of communicators are not unique (see ``job``)."""
+        """Communicator of a process → row; hashes of communicators are not unique (see ``model.job``)."""
         self.point_to_point: dict[Place, Counter[tuple[int, int]]] = {}
         """Communicator of a process → {(function, peer): calls}: a Send to a peer pairs with its Recv"""
         self.from_birth: NDArray[np.bool_] = np.zeros(0, np.bool_)
@@ -126,6 +127,11 @@ class Ledger:
     def row(self, info: ProcessInfo, own: Communicator) -> int | None:
         """The row of a communicator of a process; ``None`` where it has none."""
         return self.rows.get(self.place(info.host, info.pid, own.address))
+
+    def rows_of(self, group: Group) -> dict[int, int]:
+        """Rank in a communicator → its row, of those ranks that have one."""
+        rows = ((rank, self.row(member.info, own)) for rank, (member, own) in group.members.items())
+        return {rank: row for rank, row in rows if row is not None}
 
     def is_from_birth(self, info: ProcessInfo, own: Communicator) -> bool:
         """Whether the making of a communicator was seen, so that its counts are complete."""

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ncclwatch.engine.case import Case, Cause, Hypothesis, nobody
+from ncclwatch.collect.network_memory import LOSSY_SEGMENTS, way_of
+from ncclwatch.engine.case import Case, Hypothesis, nobody
 from ncclwatch.engine.edges import told
 from ncclwatch.engine.evidence.base import FactKind, RankNode, Strength
 from ncclwatch.engine.evidence.kernel import HELD_BACK, Logged, held_back
@@ -21,10 +22,11 @@ from ncclwatch.engine.evidence.nics import FlowFact, PortDown, PortErrors, names
 from ncclwatch.engine.evidence.paths import PathFact
 from ncclwatch.engine.evidence.work_requests import WorkFact
 from ncclwatch.engine.explain_network import BEFORE_S
-from ncclwatch.engine.job import Job
-from ncclwatch.engine.network import LOSSY_SEGMENTS, way_of
-from ncclwatch.engine.transfers import medians
+from ncclwatch.model.cause import Cause
+from ncclwatch.model.columns import medians
+from ncclwatch.model.job import Job
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, KernelLogLine
+from ncclwatch.model.next_steps import OUT_OF_MEMORY, WHERE_LOST
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 from ncclwatch.paths.findings import MOVE_APART
@@ -35,7 +37,6 @@ GPU_LINES, WORK_LINES = 4, 4
 """Bound: lines of evidence from the device plane for one rank, and about work requests."""
 STATED = frozenset({VerdictClass.STOPPED, VerdictClass.DEAD, VerdictClass.INIT_HANG, VerdictClass.ERROR})
 """Verdicts that the operating system or NCCL states outright."""
-RAISE_LIMITS = "raise the CPU limits of the job's containers or pods, or take them away"
 
 
 def newcomers(case: Case) -> Iterator[Hypothesis]:
@@ -101,9 +102,6 @@ NETWORK_CLASSES = frozenset(
 """Verdicts that a NIC in trouble can explain; a stopped process is stopped whatever the network does."""
 MISSING_SOMETHING = frozenset({VerdictClass.DEAD, VerdictClass.NOT_ENTERED, VerdictClass.INIT_HANG})
 """Verdicts that a helper process which was killed can explain."""
-OUT_OF_MEMORY = (
-    "it was killed for want of memory: raise the limit of its cgroup, or find what grew (data loaders, pinned buffers, /dev/shm)"
-)
 _Lines = Iterator[tuple[str, str]]
 """(evidence, next step or nothing)"""
 
@@ -203,10 +201,6 @@ def _culprits(verdict: Verdict) -> set[int]:
 
 MAX_FLOWS = 3
 """Bound: connections that are told of, and parts of the matrix of delays."""
-WHERE_LOST = (
-    "packets of {who} are lost on the way: look for errors and drops at the cable, the transceiver and the switch port "
-    "(ethtool -S), and for queues that overflow"
-)
 
 
 def flow_lines(case: Case, verdict: Verdict) -> _Lines:

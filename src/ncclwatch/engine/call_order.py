@@ -18,13 +18,13 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from ncclwatch.collect.alignment import Entries, line_up
+from ncclwatch.collect.call_order import Call, CallOrder, PerProcess
 from ncclwatch.collect.ledger import ALIKE, UNLIKE, Ledger
 from ncclwatch.engine.connections import unseen_peers
 from ncclwatch.engine.edges import told
 from ncclwatch.engine.evidence.base import Fact
-from ncclwatch.engine.job import Group, Job, Member, rows_of
-from ncclwatch.engine.slow.order import Call, CallOrder, PerProcess
 from ncclwatch.model.events import Function
+from ncclwatch.model.job import Group, Job, Member
 from ncclwatch.model.state import Communicator, Transport
 
 RECENT = 256
@@ -220,7 +220,7 @@ class Messages:
             if other.index not in group.ranks:
                 continue
             if group.id not in self._in_line:
-                self._in_line[group.id] = line_up(self.ledger, [rows_of(group, self.ledger)])
+                self._in_line[group.id] = line_up(self.ledger, [self.ledger.rows_of(group)])
             # How many collectives each has called, by the number the ranks have in common.
             called, by_other = (self._in_line[group.id].end(group.ranks[one.index]) for one in (member, other))
             if called is None or by_other is None or (ahead and by_other <= called):

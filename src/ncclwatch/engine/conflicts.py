@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.collect.alignment import Entries, line_up
 from ncclwatch.collect.ledger import ALIKE, Ledger, Signature
-from ncclwatch.engine.job import Group, Job, rows_of
+from ncclwatch.model.job import Group, Job
 from ncclwatch.model.topology import Stage
 
 CONTEXTS = (64, 32, 16, 8, 4)
@@ -99,7 +99,7 @@ def _is_whole(group: Group, ledger: Ledger) -> bool:
 
 def _find_conflicts(job: Job, ledger: Ledger, stage_of: StageOf) -> tuple[dict[Kind, Conflict], dict[int, int]]:
     """Where a minority of ranks provably called something else, and of each communicator the oldest operation compared."""
-    chosen = {group.id: rows_of(group, ledger) for group in job.groups.values() if _is_whole(group, ledger)}
+    chosen = {group.id: ledger.rows_of(group) for group in job.groups.values() if _is_whole(group, ledger)}
     chosen = {number: rows for number, rows in chosen.items() if len(rows) > 1}
     found: dict[Kind, Conflict] = {}
     oldest: dict[int, int] = {}

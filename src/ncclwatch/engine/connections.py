@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from ncclwatch.engine.edges import Wait, Why, waits_for
-from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.model.job import Group, Job, Member
 from ncclwatch.model.state import ChannelRing, Communicator, Direction, HostConnection, ProcessSample, ProxyOperation, Transport
 
 CONNECTION_SLOTS = 8

@@ -14,11 +14,11 @@ from operator import attrgetter
 from ncclwatch.engine.case import Case, Hypothesis, Known
 from ncclwatch.engine.evidence.nics import RETRY_S
 from ncclwatch.engine.explain_network import ports_in_use
-from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.patience import retry_patience
 from ncclwatch.engine.rules import RULES, Stratum
 from ncclwatch.engine.verdict import render, severity
 from ncclwatch.gc_pause import collector_at_rest
+from ncclwatch.model.job import Job, Member, assemble
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 

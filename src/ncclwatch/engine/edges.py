@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, HiddenNode, Node, RankNode, Strength, node_of
-from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.model.job import Group, Job, Member
 from ncclwatch.model.state import Direction, OpPhase, ProxyOperation, ProxySub
 from ncclwatch.model.verdict import OperationRef
 

@@ -12,15 +12,16 @@ from dataclasses import replace
 from statistics import median_low
 from typing import NamedTuple
 
-from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody, observed, one_of_each
+from ncclwatch.engine.case import Case, Hypothesis, Suspect, naming, nobody, observed, one_of_each
 from ncclwatch.engine.edges import told
 from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode
 from ncclwatch.engine.evidence.kernel import HELD_BACK, HELD_TIMES
 from ncclwatch.engine.evidence.nics import DeadPath, PortDown
 from ncclwatch.engine.evidence.work_requests import BY_PROXY, Shows, WorkFact
-from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.patience import LONGEST_PATIENCE_S
 from ncclwatch.engine.stated import SHOWN, first_waits
+from ncclwatch.model.cause import Cause
+from ncclwatch.model.job import Group, Job, Member
 from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import Communicator, Direction, Transport
 from ncclwatch.model.verdict import LinkRef, VerdictClass
@@ -211,10 +212,10 @@ def _of_paths(case: Case, standing: Hypothesis) -> _Found:
 def _paths(case: Case) -> list[_Path]:
     found = []
     for fact in sorted(case.facts.of(FactKind.PATH_DEAD, DeadPath), key=lambda fact: fact.subject):
-        way, groups = fact.subject, case.job.groups.values() if fact.local != fact.remote else ()
-        for group in (group for group in groups if group.hash == way.comm_hash and way.peer < group.nranks):
+        way = fact.subject
+        for group in case.job.by_hash.get(way.comm_hash, ()) if fact.local != fact.remote else ():
             sender = group.holder(way.rank)
-            if sender is not None and fact.global_rank in (None, sender.rank):
+            if way.peer < group.nranks and sender is not None and fact.global_rank in (None, sender.rank):
                 found.append(_Path(fact, group, {fact.local: sender, fact.remote: group.holder(way.peer)}))
                 break
     return found

@@ -30,8 +30,8 @@ from ncclwatch.engine.evidence.base import (
     RankNode,
     Strength,
 )
-from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.transfers import Column, Flags
+from ncclwatch.model.columns import Column, Flags
+from ncclwatch.model.job import Job, Member
 
 NodeT = TypeVar("NodeT", bound=Hashable)
 EdgeT = TypeVar("EdgeT", Wait, StallMark)

@@ -12,12 +12,12 @@ from ncclwatch.collect.ledger import Ledger, Place, Process
 from ncclwatch.engine.beside import add_paths
 from ncclwatch.engine.case import Case, Known
 from ncclwatch.engine.diagnose import NOTHING_OBSERVED, judge_jobs
-from ncclwatch.engine.job import Job
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.engine.topology.namer import StageNamer, name_stages
 from ncclwatch.engine.verdict import severity
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.job import Job
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass

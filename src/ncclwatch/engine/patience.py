@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ncclwatch.collect.ledger import Ledger
 from ncclwatch.engine.evidence.base import FactKind, LinkNode, Subject
-from ncclwatch.engine.job import Group, Job, rows_of
+from ncclwatch.model.job import Group, Job
 
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
@@ -134,6 +134,6 @@ def _is_untouched(group: Group) -> bool:
 
 
 def _is_barrier(group: Group, ledger: Ledger | None) -> bool:
-    rows = [row for row in rows_of(group, ledger).values() if ledger.called[row]] if ledger is not None else []
+    rows = [row for row in ledger.rows_of(group).values() if ledger.called[row]] if ledger is not None else []
     newest = [ledger.operations[row, (ledger.called[row] - 1) % ledger.depth] for row in rows] if ledger is not None else []
     return bool(newest) and bool(max(newest, key=lambda operation: operation["time_ns"])["count"] <= BARRIER_ELEMENTS)

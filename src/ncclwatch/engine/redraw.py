@@ -28,9 +28,9 @@ from ncclwatch.engine.evidence.calls import CallsFinding, operation_of
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.evidence.kernel import Census
 from ncclwatch.engine.graph import Sink, Waits, components
-from ncclwatch.engine.job import Group, Job, Member, launched
 from ncclwatch.engine.stated import errors_of
 from ncclwatch.model.device import KernelState
+from ncclwatch.model.job import Group, Job, Member, launched
 from ncclwatch.model.state import Communicator, Direction, ProxyOperation, Transport
 
 MOST_PEERS = 8

@@ -16,11 +16,11 @@ from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState, ProcessChan
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.engine.beside import add_network
 from ncclwatch.engine.case import Case
-from ncclwatch.engine.job import Job
 from ncclwatch.engine.live import LiveDiagnosis, Recovery
-from ncclwatch.engine.network import Ordering
+from ncclwatch.engine.orders import Ordering
 from ncclwatch.model.events import EVENT_DTYPE, Flag
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.job import Job
 from ncclwatch.model.network import FlowRecord, KernelLogLine, LinkChange, NicRecord
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.topology import Role

@@ -10,14 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from operator import attrgetter
 
-from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, absent, caller, naming, nobody, observed, peers
+from ncclwatch.engine.case import Case, Hypothesis, Suspect, absent, caller, naming, nobody, observed, peers
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.edges import Why, told, wait_facts
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, RankNode
 from ncclwatch.engine.evidence.kernel import Census
 from ncclwatch.engine.graph import Sink
-from ncclwatch.engine.job import Group, Member
 from ncclwatch.engine.patience import HANG_FLOOR_S, LONGEST_PATIENCE_S
+from ncclwatch.model.cause import Cause
+from ncclwatch.model.job import Group, Member
 from ncclwatch.model.state import Communicator
 from ncclwatch.model.verdict import Culprit, VerdictClass
 

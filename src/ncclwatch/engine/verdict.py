@@ -8,10 +8,12 @@ from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
 
-from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, one_of_each
+from ncclwatch.engine.case import Case, Hypothesis, Suspect, one_of_each
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, HiddenNode, RankNode
 from ncclwatch.engine.evidence.nics import PortDown
-from ncclwatch.engine.job import Job
+from ncclwatch.model.cause import Cause
+from ncclwatch.model.job import Job
+from ncclwatch.model.next_steps import RAISE_LIMIT, STEPS
 from ncclwatch.model.verdict import Culprit, OperationRef, Step, StepKind, Verdict, VerdictClass
 from ncclwatch.text import compressed, first_of, fit
 
@@ -31,60 +33,6 @@ SEVERITY = (
 )  # fmt: skip
 """From nothing wrong to a cause the operating system states outright."""
 
-_WHERE = "see where it stands: `py-spy dump --nonblocking --pid {pid}` on {host}"
-_NETWORK = ("look for GPU and NIC errors on {host}: `dmesg -T | grep -iE 'xid|mlx5|link'`, `nvidia-smi -q`",)
-_PROXY = (
-    "see whether its threads get a CPU and where they stand: `top -H -p {pid}`, `grep . /proc/{pid}/task/*/wchan` on {host}",
-    "a CPU limit, a debugger on that thread and a network plugin that blocks are the usual causes",
-)
-STEPS: dict[VerdictClass | Cause, tuple[str, ...]] = {
-    VerdictClass.STOPPED: (
-        "find out who stopped the process (debugger, job control, kill -STOP); `kill -CONT {pid}` lets it go on",
-    ),
-    VerdictClass.DEAD: (
-        "look for why it ended: `dmesg -T` (out of memory, Xid), the exit status its launcher printed, core files",
-        "the remaining ranks cannot finish: restart the job, or let its watchdog abort the communicators",
-    ),
-    VerdictClass.NOT_ENTERED: (
-        _WHERE,
-        "data loading, checkpointing and host-side exceptions before the collective are the usual causes",
-    ),
-    VerdictClass.HARDWARE: _NETWORK,
-    VerdictClass.SLOW_COMMUNICATION: _NETWORK,
-    VerdictClass.INIT_HANG: (
-        _WHERE,
-        "a different rendezvous address or network interface, or a slow import, keeps ranks from meeting",
-    ),
-    VerdictClass.INCONSISTENT: (
-        "compare what the ranks named call with their peers: operation, element count, type and order must be the same",
-    ),
-    VerdictClass.DEADLOCK: ("make every rank call the operations of these communicators in one order",),
-    VerdictClass.ERROR: ("read the NCCL log of the ranks named (NCCL_DEBUG=WARN)",),
-    Cause.GPU_NOT_BEGUN: (
-        "its host code has called the operation; see what its GPU does: `nvidia-smi -q`, `dmesg -T | grep -i xid` on {host}",
-        "a kernel before it that does not end, and a stream that waits for an event nobody records, are the usual causes: "
-        "`py-spy dump --nonblocking --native --pid {pid}`",
-    ),
-    Cause.LEFT_OUT: (
-        "look for a condition in its code that this rank alone evaluates otherwise: uneven data, an exception that was caught",
-        _WHERE,
-    ),
-    Cause.PROXY_STALLED: _PROXY,
-    Cause.PROXY_NOT_BEGUN: _PROXY,
-    Cause.PATH: (
-        "look at the port, its cable and its switch: `ip -s link`, `ethtool`, `dmesg -T | grep -i link` on {host}",
-        "from another host, `ncclwatch probe {host}` tells whether the path is dead",
-    ),
-    Cause.ONE_SAMPLE: ("take at least two samples, a second apart",),
-    Cause.NOTHING_SEEN: (
-        "see where the ranks stand: `py-spy dump --nonblocking --pid PID` for each; a healthy job computes or loads data",
-        "start the job with the counter shim to see inside a node (docs/device-plane.md)",
-    ),
-    Cause.UNSEEN: ("attach to the processes of the ranks named as well",),
-    Cause.BESIDE_ABSENT: ("look whether the ranks that were not observed still run; attach to them as well",),
-}
-"""What to do next: of a cause where the class alone would send people to look in the wrong place, else of the class."""
-
 ORDER_NOT_TOLD = "which of them broke the order, or left a call out: memory does not keep the order of finished calls"
 NOT_TOLD = {
     Cause.COUNTED_OTHER: "which call it was: memory does not keep the order of finished calls",
@@ -96,7 +44,6 @@ NOT_TOLD = {
     ),
 }
 """What a cause leaves open."""
-RAISE_LIMIT = "on {host}: raise the CPU limit of process {pid} (of its container or pod; `cat /proc/{pid}/cgroup`, cpu.max there)"
 MAY_BE_HIDDEN = frozenset({Cause.NOTHING_OPEN, Cause.NOTHING_SEEN, Cause.UNSEEN, Cause.HIDDEN})
 """Where what the transports hide may be why nobody is named."""
 _UNAVAILABLE, _SAMPLES, _TORN = map(attrgetter, ("last.unavailable", "samples", "torn"))

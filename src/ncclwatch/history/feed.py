@@ -22,8 +22,8 @@ from ncclwatch.model.state import ProcessInfo
 
 if TYPE_CHECKING:
     from ncclwatch.collect.windows import RankWindow
-    from ncclwatch.engine.job import Job
     from ncclwatch.engine.session import DiagnosisSession, Update
+    from ncclwatch.model.job import Job
     from ncclwatch.model.network import FlowRecord, NicKey, NicRecord
     from ncclwatch.model.verdict import Verdict
 

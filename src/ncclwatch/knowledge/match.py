@@ -9,10 +9,10 @@ from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ncclwatch.engine.case import Cause
 from ncclwatch.knowledge.compare import Differs, Unlike, of_culprit
 from ncclwatch.knowledge.rows import Pattern, Release, Row, placed, rows
 from ncclwatch.knowledge.tickets import Processes, by_place, ticketed
+from ncclwatch.model.cause import Cause
 from ncclwatch.model.failure import Place
 from ncclwatch.model.inside import inside
 from ncclwatch.model.verdict import Advice, SlowCause, SlowKind, StepKind, Verdict, VerdictClass

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ncclwatch.engine.case import Cause
-from ncclwatch.engine.verdict import STEPS
 from ncclwatch.knowledge.failures import Event, Incident, Known
+from ncclwatch.model.cause import Cause
+from ncclwatch.model.next_steps import STEPS
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, Verdict, VerdictClass
 from ncclwatch.text import ranks as rank_words
 from ncclwatch.text import time_text

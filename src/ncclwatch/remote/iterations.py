@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ncclwatch.engine.job import Job
+from ncclwatch.collect.cadence import Cadence
 from ncclwatch.engine.live import LiveDiagnosis
-from ncclwatch.engine.slow.cadence import Cadence
+from ncclwatch.model.job import Job
 
 MAX_ITERATIONS = 64
 """Newest iterations that are told at a time: whoever watches keeps those before."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.work import Counting, FlowWindow
+from ncclwatch.target.binary import NcclBinary
 from ncclwatch.target.discover import examine, layout_of
 from ncclwatch.target.layout import Layout
 from ncclwatch.wire import orders
@@ -102,7 +103,7 @@ class Service:
             if session.mode is not Mode.EXACT:
                 session.bursts.abort()
             return self.report(reason=str(error))
-        return self.report(self._windows(Counting.BURSTS, session.bursts.counted_ns))
+        return self.report(self._counted())
 
     def _ordered(self, order: Order) -> Report:
         assert self.session.bursts is not None and self.session.plane is not None  # noqa: S101 - the caller looked
@@ -114,8 +115,20 @@ class Service:
             before = self._exact(pids)
             time.sleep(min(max(order.seconds, MIN_BURST_S), MAX_ORDER_S))
             return self.report([*before, *self._exact(pids, order.number)])
+        before = []
+        if self.session.bursts.unbroken and (accounts := self.session.bursts.interrupted()) is not None:
+            self.session.take(accounts)
+            before = self._counted()
         self.session.take(self.session.bursts.order(order.seconds, order.share, pids))
-        return self.report(self._windows(Counting.ORDER, self.session.bursts.counted_ns, order.number, pids))
+        return self.report([*before, *self._windows(Counting.ORDER, self.session.bursts.counted_ns, order.number, pids)])
+
+    def _counted(self) -> list[FlowWindow]:
+        """What was counted since the last window, where probes stay in place, or else in the last burst."""
+        assert self.session.bursts is not None  # noqa: S101 - the caller looked
+        began_ns, ended_ns = self.session.bursts.counted_ns
+        if self.session.bursts.complete:
+            return self._windows(Counting.EXACT, (None, ended_ns))
+        return self._windows(Counting.BURSTS, (began_ns, ended_ns))
 
     def _exact(self, pids: set[int], order: int = 0) -> list[FlowWindow]:
         """What these processes did since their last window; nothing went unseen."""
@@ -174,12 +187,14 @@ def _verbs_user(user: User) -> VerbsUser:
     """A process with the layout of its NCCL, where that is known: without, its devices are found in its memory all the same."""
     layout: Layout | None = None
     bias = 0
+    binaries: tuple[NcclBinary, ...] = ()
     try:
         found = examine(user.pid)
+        binaries = found.binary, *found.others
         layout, bias = layout_of(found), found.binary.bias or 0
     except (NcclwatchError, OSError):
         pass
-    return VerbsUser(user.pid, layout, bias, user.networks)
+    return VerbsUser(user.pid, layout, bias, user.networks, binaries=binaries)
 
 
 def _listen(inbox: queue.SimpleQueue[object]) -> None:

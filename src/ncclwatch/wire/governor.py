@@ -64,7 +64,8 @@ class Governor:
     Each process has an account into which ``budget`` of the time since it was enrolled is paid. A burst begins only when every
     account holds what it can cost: of the shortest one its whole length (a thread that does nothing but trap), of a longer one
     what threads spent in bursts so far, for habits change doubled; and it is cut short when an account runs out
-    (:meth:`exhausted`). So the first burst, too, is paid for beforehand: with 0.1 % it comes after seven seconds.
+    (:meth:`exhausted`). So the first burst, too, is paid for beforehand: with 0.1 % it comes after seven seconds. It lasts as
+    long as the account allows: of threads that are seldom hit, a whole one at once.
 
     A pure function of what it is told: the caller attaches and detaches. ``costs`` are those of :func:`measure_costs`, by class
     of the probed instruction. Times are CLOCK_MONOTONIC ns.
@@ -82,7 +83,7 @@ class Governor:
         self.ordered = 0
         """Bursts that somebody ordered; they are no part of ``bursts``."""
         self.threads: dict[tuple[int, int], ThreadCost] = {}
-        self.length_s = MIN_BURST_S
+        self.length_s = MAX_BURST_S
         self._enrolled: dict[int, int] = {}
         self._overshoot_ns = FIRST_OVERSHOOT_S * 1e9
         self._before: dict[tuple[int, int], Tally] = {}
@@ -112,10 +113,9 @@ class Governor:
         return min(self.budget * (now_ns - since) - paid.get(pid, 0.0) for pid, since in self._enrolled.items())
 
     def price_ns(self, length_s: float) -> float:
-        """What a burst of this length can cost a thread, at worst for the shortest and by experience for what is longer."""
-        worst = min(max((2 * thread.last_share for thread in self.threads.values()), default=1.0), 1.0)
-        if not self.bursts:
-            worst = 1.0
+        """What is saved up for a burst of this length: what the shortest can cost a thread at worst, and by experience what a
+        longer one costs beyond it. Without experience nothing: a burst is cut short when an account runs out."""
+        worst = min(max((2 * thread.last_share for thread in self.threads.values()), default=0.0), 1.0)
         return MIN_BURST_S * 1e9 + self._overshoot_ns + worst * max(length_s - MIN_BURST_S, 0.0) * 1e9
 
     # --- bursts ----------------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Governor:
             since = self._enrolled.get(key[0], self._began_ns or now_ns)
             budget = self._ordered[1] if self._ordered else self.budget
             paid = 0.0 if thread is None else thread.ordered_ns if self._ordered else thread.cost_ns
-            left = budget * (now_ns - since) - paid - self._overshoot_ns / 2
+            left = budget * (now_ns - since) - paid - self._overshoot_ns
             if total.cost_ns - self._before.get(key, NOTHING).cost_ns > max(left, 0.0):
                 return True
         return False
@@ -181,6 +181,20 @@ class Governor:
             self.length_s = max(self.length_s / 2, MIN_BURST_S)
         self._began_ns = None
         self._rested_ns = now_ns + int(MIN_REST_S * 1e9)
+
+    def renew(self, now_ns: int, tallies: Tallies) -> None:
+        """The burst that is on goes on: what it has cost so far is charged, and it counts anew from now."""
+        assert self._began_ns is not None  # noqa: S101 - begin comes first
+        length_ns = max(now_ns - self._began_ns, 1)
+        self.burst_ns += length_ns
+        self._bill(tallies, length_ns)
+        self._began_ns, self._before = now_ns, dict(tallies)
+
+    def affords_all(self, now_ns: int, tallies: Tallies) -> bool:
+        """Whether no thread pays more than half of the budget in the burst that is on: then it may go on without an end."""
+        assert self._began_ns is not None  # noqa: S101 - begin comes first
+        most = self.budget * (now_ns - self._began_ns) / 2
+        return all(total.cost_ns - self._before.get(key, NOTHING).cost_ns <= most for key, total in tallies.items())
 
     def _bill(self, tallies: Tallies, length_ns: int) -> float:
         """Charge every thread for its hits; returns what the one that was hit most has to pay."""

@@ -25,9 +25,8 @@ from ncclwatch.wire.sites import POLLING, Site
 SOURCE = "verbs.bpf.c"
 RING_BYTES = 1 << 16
 """Control events are rare and 56 bytes long: room for a thousand."""
-
-
-MAX_CLOSERS = 32
+MAX_CLOSERS = 64
+"""Links that are closed side by side: those of sixteen ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class WireKernel:
     def __init__(self, image: Image | None = None) -> None:
         raise_memlock_limit()
         program = image or Compilation(SOURCE).result()
-        self._programs: dict[str, int] = {}
+        self._programs: dict[tuple[str, int | None], int] = {}
         self._ring: RingReader | None = None
         self._generation = 0
         self.multi = True
@@ -109,8 +108,7 @@ class WireKernel:
         ordered = sorted(sites, key=_heat)
         if counting:
             ordered.sort(key=lambda site: site.role not in POLLING)
-        if self.multi and ordered:
-            self._ready_closers(len(ordered))
+        self.ready_to_detach(len(ordered))
         try:
             for site in ordered:
                 done.append(Attachment(site, self._attach_one(site)))  # noqa: PERF401 - what is done is undone below
@@ -135,14 +133,17 @@ class WireKernel:
         closed side by side; perf events take turns at a lock in the kernel, so there the order is all there is.
         """
         hottest_first = sorted(attachments, key=lambda attachment: _heat(attachment.site), reverse=True)
-        if self.multi and hottest_first:
-            list(self._ready_closers(len(hottest_first)).map(lambda attachment: attachment.link.close(), hottest_first))
+        closers = self.ready_to_detach(len(hottest_first))
+        if closers is not None:
+            list(closers.map(lambda attachment: attachment.link.close(), hottest_first))
             return
         for attachment in hottest_first:
             attachment.link.close()
 
-    def _ready_closers(self, number: int) -> ThreadPoolExecutor:
-        """Threads that wait to close links: while one is being started, probes cost."""
+    def ready_to_detach(self, number: int) -> ThreadPoolExecutor | None:
+        """Threads that wait to close so many links, where links are closed side by side: while one is started, probes cost."""
+        if not self.multi or not number:
+            return None
         if self._closers is None:
             self._closers = ThreadPoolExecutor(max_workers=MAX_CLOSERS, initializer=hurry)
         if number > self._ready:
@@ -152,7 +153,7 @@ class WireKernel:
         return self._closers
 
     def _attach_one(self, site: Site) -> Link:
-        program = self._program(site.program)
+        program = self._program(site.program, site.places)
         if not self.multi:
             return attach_uprobe(program, site.path, site.offset, pid=site.pid, on_return=site.on_return)
         try:
@@ -185,10 +186,10 @@ class WireKernel:
         """Name the program that takes a poll's completions one after the other."""
         self._kernel.maps["steps"].update(b"\0\0\0\0", self._program("on_completion").to_bytes(4, "little"))
 
-    def _program(self, name: str) -> int:
-        if name not in self._programs:
-            self._programs[name] = self._kernel.load(name, multi=self.multi)
-        return self._programs[name]
+    def _program(self, name: str, places: int | None = None) -> int:
+        if (name, places) not in self._programs:
+            self._programs[name, places] = self._kernel.load(name, multi=self.multi, site=places)
+        return self._programs[name, places]
 
     def new_generation(self) -> int:
         """Begin to count: what is in flight now is unknown, so rings start empty; returns the number of the generation."""
@@ -224,6 +225,7 @@ class WireKernel:
         """Drop the accounts of queue pairs that are gone."""
         for key in keys:
             self._kernel.maps["qps"].delete(key.tobytes())
+            self._kernel.maps["numbers"].delete((int(key["pid"]) << 32 | int(key["qp_num"])).to_bytes(8, "little"))
 
     def threads(self) -> dict[tuple[int, int], Any]:
         """(pid, tid) → hits of its probes (a record of ``layouts.THREAD``)."""

@@ -73,6 +73,7 @@ THREAD: Final = np.dtype(
         ("extended_posts", "<u8"),
         ("extended_polls", "<u8"),
         ("polls_empty", "<u8"),
+        ("takes", "<u8"),
         ("requests_seen", "<u8"),
         ("completions_seen", "<u8"),
         ("cq", "<u8"),

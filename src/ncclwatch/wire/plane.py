@@ -11,6 +11,7 @@ from types import TracebackType
 
 from ncclwatch.errors import NcclwatchError, TargetGoneError
 from ncclwatch.probes.bpf import Link
+from ncclwatch.target.binary import NcclBinary
 from ncclwatch.target.layout import Layout
 from ncclwatch.target.memory import LiveReader
 from ncclwatch.wire.accounts import QueuePairAccount, decode
@@ -26,7 +27,7 @@ from ncclwatch.wire.contexts import (
 )
 from ncclwatch.wire.control import ControlKind, attach_control_path, library_below, library_of
 from ncclwatch.wire.kernel import Attachment, WireKernel
-from ncclwatch.wire.sites import Site, data_path_sites
+from ncclwatch.wire.sites import DATA_PATH, POLLING, TAKEN, Site, data_path_sites, taken_sites
 
 
 @dataclass
@@ -40,6 +41,8 @@ class WatchedProcess:
     contexts: dict[int, VerbsContext] = field(default_factory=dict)
     pairs: dict[int, QueuePair] = field(default_factory=dict)
     sites: dict[tuple[int, int, str], Site] = field(default_factory=dict)
+    taken: list[Site] = field(default_factory=list)
+    """Where its NCCL takes completions; none where that does not show."""
     attached: list[Attachment] = field(default_factory=list)
     unavailable: str = ""
 
@@ -48,6 +51,11 @@ class WatchedProcess:
         """Open devices whose context was not found."""
         known = {context.fd for context in self.contexts.values()}
         return [file for file in self.files if file.fd not in known]
+
+    def places(self, *, light: bool) -> list[Site]:
+        """Where its probes go: at each call that posts or polls, or (``light``) polls where they have found something."""
+        sites = list(self.sites.values())
+        return [*(site for site in sites if site.role not in POLLING), *self.taken] if light else sites
 
 
 class WirePlane:
@@ -63,6 +71,8 @@ class WirePlane:
         self.always = always
         self.processes: dict[int, WatchedProcess] = {}
         self._control: dict[tuple[int, int], list[Link]] = {}
+        self.light = False
+        """Whether completions are (or were last) counted where NCCL takes them, and not at each call that asks for some."""
         self._everyone = False
         self._devices: dict[tuple[int, int], str] = {}
 
@@ -90,11 +100,19 @@ class WirePlane:
             self._follow(str(library))
 
     def watch(
-        self, pid: int, layout: Layout | None = None, bias: int = 0, files: list[VerbsFile] | None = None, *, quick: bool = False
+        self,
+        pid: int,
+        layout: Layout | None = None,
+        bias: int = 0,
+        files: list[VerbsFile] | None = None,
+        *,
+        quick: bool = False,
+        binaries: Iterable[NcclBinary] = (),
     ) -> WatchedProcess:
         """Take a process in: resolve what it has open now, and hear of what it opens later.
 
         ``layout`` and ``bias`` are those of its NCCL, when it has one; ``files`` its open RDMA devices, looked up unless given.
+        In ``binaries``, those of its NCCL, the place is looked for where it takes completions.
         ``quick``: only what NCCL's own table of devices leads to, where it has any. NCCL posts and polls by plain functions
         (src/misc/ibvwrap.cc, all tags); queue pairs of others with functions of their own are found by searching memory, which
         takes up to seconds. Watch it again without.
@@ -115,9 +133,9 @@ class WirePlane:
             by_table = any(context.found_by == "nccl" for context in process.contexts.values())
             pairs, queues = ([], []) if quick and by_table else find_queues(reader, process.contexts.values())
             process.pairs.update((pair.address, pair) for pair in pairs)
-            self._add_sites(
-                process, data_path_sites(pid, reader.mappings(), process.contexts.values(), pairs, queues, exact=self.exact)
-            )
+            mappings = reader.mappings()
+            process.taken = process.taken or taken_sites(pid, mappings, binaries)
+            self._add_sites(process, data_path_sites(pid, mappings, process.contexts.values(), pairs, queues, exact=self.exact))
         finally:
             reader.close()
         process.unavailable = _why_unavailable(process, library)
@@ -191,31 +209,45 @@ class WirePlane:
         fresh = {key: site for key, site in fresh.items() if key not in process.sites}
         process.sites.update(fresh)
         if fresh and (self.always or process.attached):
-            process.attached += self.kernel.attach(fresh.values(), counting=True)
+            wanted = [site for site in fresh.values() if not self.light or site.role not in POLLING]
+            process.attached += self.kernel.attach(wanted, counting=True)
 
-    def attach(self, pids: Iterable[int] | None = None, *, paused: bool = False) -> None:
+    @property
+    def can_be_light(self) -> bool:
+        """Whether of every process the place is known where it takes completions, and nobody polls in another way."""
+        watched = [process for process in self.processes.values() if process.sites]
+        plain = all(site.role in DATA_PATH for process in watched for site in process.sites.values())
+        return bool(watched) and plain and all(process.taken for process in watched)
+
+    def attach(self, pids: Iterable[int] | None = None, *, paused: bool = False, light: bool = False) -> None:
         """Put the probes of these processes (all) in place, as one burst: what is in flight before it is not known.
 
-        ``paused``: nothing is counted until :meth:`WireKernel.new_generation`.
+        ``paused``: nothing is counted until :meth:`WireKernel.new_generation`. ``light``: as :meth:`WatchedProcess.places`.
         """
+        self.light = light
         if paused:
             self.kernel.pause()
         else:
             self.kernel.new_generation()
-        for pid in list(self.processes) if pids is None else pids:
-            process = self.processes[pid]
-            if process.attached or not process.sites:
-                continue
-            try:
-                process.attached = self.kernel.attach(process.sites.values(), counting=not paused)
-            except NcclwatchError as error:
-                process.unavailable = error.message
+        wanted = [self.processes[pid] for pid in (list(self.processes) if pids is None else pids)]
+        fresh = [process for process in wanted if process.sites and not process.attached]
+        self.kernel.ready_to_detach(sum(len(process.places(light=light)) for process in fresh))
+        # Polling is hit without pause: in a burst, of no process before the probes of all others are in place.
+        for polling in (not paused, paused):
+            for process in list(fresh):
+                sites = [site for site in process.places(light=light) if (site.role in (*POLLING, TAKEN)) is polling]
+                try:
+                    process.attached += self.kernel.attach(sites, counting=not paused)
+                except NcclwatchError as error:
+                    process.unavailable = error.message
+                    fresh.remove(process)
+                    self.detach([process.pid])
 
     def detach(self, pids: Iterable[int] | None = None) -> None:
-        """Take the probes of these processes (all) away; the accounts stay."""
-        for pid in list(self.processes) if pids is None else pids:
-            process = self.processes[pid]
-            self.kernel.detach(process.attached)
+        """Take the probes of these processes (all) away, of all of them at once; the accounts stay."""
+        wanted = [self.processes[pid] for pid in (list(self.processes) if pids is None else pids)]
+        self.kernel.detach([attachment for process in wanted for attachment in process.attached])
+        for process in wanted:
             process.attached = []
 
     # --- accounts

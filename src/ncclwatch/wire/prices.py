@@ -14,7 +14,7 @@ from ncclwatch.probes.instructions import CostClass
 from ncclwatch.wire.calibration import Calibrator
 from ncclwatch.wire.kernel import WireKernel
 from ncclwatch.wire.own_functions import Program
-from ncclwatch.wire.sites import DATA_PATH, POLLING, Site
+from ncclwatch.wire.sites import DATA_PATH, POLLING, TAKEN, Site
 
 CALIBRATION_CALLS = 400
 TRIES = 4
@@ -59,7 +59,7 @@ NOTHING = Tally(0, 0.0)
 @dataclass(frozen=True, slots=True)
 class Price:
     """What one hit costs in a process, in ns: on its posting functions and on its polling functions, plain and extended ones;
-    and what each request and each completion adds to plain ones.
+    what each request and each completion adds to plain ones; and a hit where NCCL takes completions.
     """
 
     post_ns: float = 0.0
@@ -68,6 +68,7 @@ class Price:
     extended_poll_ns: float = 0.0
     request_ns: float = 0.0
     completion_ns: float = 0.0
+    take_ns: float = 0.0
 
 
 def price_of(costs: Mapping[CostClass, HitCost], sites: Iterable[Site]) -> Price:
@@ -76,7 +77,8 @@ def price_of(costs: Mapping[CostClass, HitCost], sites: Iterable[Site]) -> Price
     Of a call that is probed at entry and return each of the two hits is half; one that is probed at its return alone is trapped
     twice and counts once.
     """
-    found = list(sites)
+    every = list(sites)
+    found = [site for site in every if site.role != TAKEN]
     entries = {(site.inode, site.offset) for site in found if not site.on_return}
     returns = {(site.inode, site.offset) for site in found if site.on_return}
     dearest: dict[tuple[bool, bool], float] = {}
@@ -89,7 +91,7 @@ def price_of(costs: Mapping[CostClass, HitCost], sites: Iterable[Site]) -> Price
         kind = (site.role in POLLING, site.role not in DATA_PATH)
         dearest[kind] = max(dearest.get(kind, 0.0), price)
     kinds = ((False, False), (True, False), (False, True), (True, True))
-    paid = [costs[site.cost] for site in found]
+    paid = [costs[site.cost] for site in every]
     post, poll, extended_post, extended_poll = (dearest.get(kind, 0.0) for kind in kinds)
     return Price(
         post,
@@ -98,13 +100,14 @@ def price_of(costs: Mapping[CostClass, HitCost], sites: Iterable[Site]) -> Price
         extended_poll,
         request_ns=max((cost.request_ns for cost in paid), default=0.0),
         completion_ns=max((cost.completion_ns for cost in paid), default=0.0),
+        take_ns=max((costs[site.cost].entry_ns for site in every if site.role == TAKEN), default=0.0),
     )
 
 
 def hits_by_thread(kernel: WireKernel, pids: Container[int]) -> dict[tuple[int, int], int]:
     """(pid, tid) → hits of data path probes so far, of the threads of these processes."""
     threads = kernel.threads().items()
-    return {key: int(record["posts"]) + int(record["polls"]) for key, record in threads if key[0] in pids}
+    return {key: int(record["posts"]) + int(record["polls"]) + int(record["takes"]) for key, record in threads if key[0] in pids}
 
 
 def tallies(kernel: WireKernel, prices: Mapping[int, Price]) -> dict[tuple[int, int], Tally]:
@@ -118,7 +121,9 @@ def tallies(kernel: WireKernel, prices: Mapping[int, Price]) -> dict[tuple[int, 
             plain = posts * price.post_ns + polls * price.poll_ns
             extended = extended_posts * price.extended_post_ns + extended_polls * price.extended_poll_ns
             work = int(record["requests_seen"]) * price.request_ns + int(record["completions_seen"]) * price.completion_ns
-            found[key] = Tally(posts + polls + extended_posts + extended_polls, plain + extended + work)
+            takes = int(record["takes"])
+            hits = posts + polls + extended_posts + extended_polls + takes
+            found[key] = Tally(hits, plain + extended + work + takes * price.take_ns)
     return found
 
 

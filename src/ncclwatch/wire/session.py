@@ -12,6 +12,7 @@ from ncclwatch.model.state import Direction
 from ncclwatch.probes.instructions import CostClass
 from ncclwatch.probes.namespaces import PidTranslation
 from ncclwatch.probes.support import UnsupportedError, check_support
+from ncclwatch.target.binary import NcclBinary
 from ncclwatch.target.layout import Layout
 from ncclwatch.target.machine import Machine, this_machine
 from ncclwatch.target.maps import Mapping as MemoryMapping
@@ -45,6 +46,8 @@ class VerbsUser:
     mappings: Sequence[MemoryMapping] = ()
     files: tuple[VerbsFile, ...] | None = None
     """Its open RDMA devices; looked up unless given."""
+    binaries: tuple[NcclBinary, ...] = ()
+    """Those of its NCCL, where the place is to be looked for at which it takes completions."""
 
 
 def why_no_verbs(user: VerbsUser, files: Sequence[VerbsFile]) -> str:
@@ -177,7 +180,7 @@ class WireSession:
         """How often the threads of each process have asked for completions while probes were in place; of one whose polling
         functions are not probed that is not known.
         """
-        if self.plane is None:
+        if self.plane is None or self.plane.light:
             return {}
         processes = self.plane.processes.items()
         found = {pid: 0 for pid, process in processes if any(site.role in POLLING for site in process.sites.values())}
@@ -209,7 +212,7 @@ class WireSession:
     def _take_in(self, user: VerbsUser, files: list[VerbsFile], *, quick: bool = False) -> None:
         assert self.plane is not None and self.bursts is not None  # noqa: S101 - start made them
         try:
-            process = self.plane.watch(user.pid, user.layout, user.bias, files, quick=quick)
+            process = self.plane.watch(user.pid, user.layout, user.bias, files, quick=quick, binaries=user.binaries)
         except (NcclwatchError, OSError) as error:
             self.reasons[user.pid] = _in_words(error)
             return
@@ -329,7 +332,8 @@ class WireSession:
             return ""
         if self.mode is Mode.EXACT:
             return "exact counting: probes were in place all the time"
-        return self.bursts.governor.report(monotonic_ns())
+        going = "every request is counted, for now; " if self.bursts.unbroken else ""
+        return going + self.bursts.governor.report(monotonic_ns())
 
     def worst(self) -> ThreadCost | None:
         """The thread that has paid most."""

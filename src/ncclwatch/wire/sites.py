@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ncclwatch.errors import NcclwatchError
 from ncclwatch.probes.instructions import CostClass, cost_class
+from ncclwatch.target.binary import NcclBinary
 from ncclwatch.target.maps import Mapping, mapping_at
 from ncclwatch.wire import abi
 from ncclwatch.wire.contexts import CompletionQueue, QueuePair, VerbsContext
+from ncclwatch.wire.taken import FUNCTION, MAX_CODE, TakenSite, taken_site
 
 DATA_PATH = {
     "post_send": "on_post_send",
@@ -38,6 +41,9 @@ that somebody looks at in a hung process."""
 POLLING = frozenset({"poll_cq", "start_poll", "next_poll", "read_qp_num"})
 """Members that are called to poll; the others post."""
 
+TAKEN = "taken"
+"""The role of a place where NCCL takes completions (:mod:`ncclwatch.wire.taken`): in place of those on polling."""
+
 EXACT_RETURNS = {"post_send": "on_post_send_return"}
 """Likewise, only when counting exactly: a request that the provider refuses is rare, and its cost is one more trap a post."""
 
@@ -60,6 +66,8 @@ class Site:
     path: str
     library: str
     cost: CostClass = CostClass.SINGLE_STEPPED
+    places: int | None = None
+    """What is filled into its program (:attr:`ncclwatch.wire.taken.TakenSite.places`)."""
 
 
 def cheapest_entry(code: bytes, *, keep_stack: bool) -> tuple[int, CostClass]:
@@ -171,6 +179,30 @@ def data_path_sites(
             if role in programs:
                 sites.append(Site(pid, inode, offset + delta, programs[role], on_return, role, path, library, cost))
     return sorted(sites)
+
+
+def taken_sites(pid: int, mappings: Sequence[Mapping], binaries: Iterable[NcclBinary]) -> list[Site]:
+    """Where each NCCL of a process takes completions; none of one in whose code that place does not show."""
+    sites = []
+    for binary in binaries:
+        for found in _places(binary):
+            place = locate(pid, mappings, found.address + binary.bias)
+            if place is not None:
+                path, offset, inode, library = place
+                sites.append(Site(pid, inode, offset, "on_taken", False, TAKEN, path, library, found.cost, found.places))
+    return sites
+
+
+def _places(binary: NcclBinary) -> list[TakenSite]:
+    try:
+        with binary.open() as elf:
+            found = (
+                taken_site(elf.read_address(symbol.address, min(symbol.size, MAX_CODE)), symbol.address)
+                for symbol in elf.symbols(FUNCTION).values()
+            )
+            return [site for site in found if site is not None]
+    except NcclwatchError:
+        return []
 
 
 CONTROL_PATH = {

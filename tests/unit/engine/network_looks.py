@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ncclwatch.collect.network_memory import NetworkMemory
 from ncclwatch.engine.beside import add_network
-from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.model.network import LinkChange, NetworkLook, NicRecord
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 from unit.engine.evidence.said import of_network

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from ncclwatch.collect.network_memory import NetworkMemory
 from ncclwatch.engine.beside import SlowPart, add_network, delay_lines, slow_parts
-from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, RdmaCounts, SocketFacts
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass

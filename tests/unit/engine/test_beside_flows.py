@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ncclwatch.collect.network_memory import LOSSY_SEGMENTS as LOST
+from ncclwatch.collect.network_memory import NetworkMemory
 from ncclwatch.engine import beside
-from ncclwatch.engine.network import LOSSY_SEGMENTS as LOST
-from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, SocketFacts
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass

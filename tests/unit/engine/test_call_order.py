@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ncclwatch.collect.call_order import RECORD, CallOrder
 from ncclwatch.engine.call_order import Deviation, find_deviation
-from ncclwatch.engine.slow.order import RECORD, CallOrder
 from ncclwatch.model.events import Function
 
 TENSOR, DATA = 0x10, 0x20

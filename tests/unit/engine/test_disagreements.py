@@ -10,7 +10,7 @@ import pytest
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.engine.evidence.calls import SequenceCounts
-from ncclwatch.engine.job import assemble
+from ncclwatch.model.job import assemble
 from ncclwatch.model.state import Communicator, ProxyOperation
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from unit.engine.test_net_steps import BEGIN, tail_of_a_ring

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from ncclwatch.engine.case import Cause, Known
+from ncclwatch.collect.network_memory import Way
+from ncclwatch.engine.case import Known
 from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.engine.evidence.nics import DeadPath, PortDown, dead_path
 from ncclwatch.engine.live import LiveDiagnosis
-from ncclwatch.engine.network import Way
 from ncclwatch.engine.patience import Patience
+from ncclwatch.model.cause import Cause
 from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import Direction, NetStep, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from ncclwatch.collect.network_memory import Way
 from ncclwatch.engine.case import SOURCES, Known
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source
 from ncclwatch.engine.live import LiveDiagnosis
-from ncclwatch.engine.network import Way
 from ncclwatch.engine.patience import Patience
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import VerdictClass

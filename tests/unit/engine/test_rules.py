@@ -9,8 +9,9 @@ import networkx as nx
 import pytest
 
 from ncclwatch.engine import diagnose as diagnosis
-from ncclwatch.engine.case import Case, Cause, Hypothesis, naming, nobody, observed
+from ncclwatch.engine.case import Case, Hypothesis, naming, nobody, observed
 from ncclwatch.engine.rules import RULES, Rule, Stratum, markdown
+from ncclwatch.model.cause import Cause
 from ncclwatch.model.verdict import StepKind, VerdictClass
 from unit.synthetic import frozen_ring, looks
 

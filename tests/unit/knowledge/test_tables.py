@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ncclwatch.engine.case import Cause
 from ncclwatch.engine.rules import RULES
 from ncclwatch.knowledge.match import Seen, cause_of, finding_of, fits, slow_cause_of, words_known
 from ncclwatch.knowledge.rows import LISTS, Row, TableError, parse, parse_release, rows
+from ncclwatch.model.cause import Cause
 from ncclwatch.model.verdict import SlowCause
 from ncclwatch.model.verdict import SlowKind as Kind
 

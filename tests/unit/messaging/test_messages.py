@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from ncclwatch.collect.batch import Change, NodeBatch, ProcessChange
+from ncclwatch.collect.cadence import Cadences
 from ncclwatch.collect.windows import RankWindow
-from ncclwatch.engine.slow.cadence import Cadences
 from ncclwatch.messaging import body as messages
 from ncclwatch.messaging import packing
 from ncclwatch.messaging import writer as writing

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ncclwatch.engine.case import Cause
 from ncclwatch.knowledge.rows import rows
+from ncclwatch.model.cause import Cause
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 from ncclwatch.simulate.scenario import FaultKind
 from score.archive import JOBS, recordings_in

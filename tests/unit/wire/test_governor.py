@@ -106,6 +106,15 @@ def test_the_first_burst_is_paid_for_beforehand() -> None:
     assert "no burst yet" in governor.report(0)
 
 
+@pytest.mark.parametrize(("hits_per_second", "shortest_s", "longest_s"), [(2_000, MAX_BURST_S, 0.3), (20_000_000, 0.001, 0.01)])
+def test_the_first_burst_lasts_as_long_as_the_account_allows(hits_per_second: int, shortest_s: float, longest_s: float) -> None:
+    """Completions before a fault are known only of bursts before it: they need not grow first where a thread is seldom hit."""
+    governor = Governor(COSTS, 0.001)
+    drive(governor, Target(lambda _: hits_per_second), 7.3, 10)
+    assert governor.bursts == 1
+    assert shortest_s <= governor.burst_ns / 1e9 <= longest_s
+
+
 def test_a_process_that_comes_later_starts_with_nothing() -> None:
     governor = Governor(COSTS, 0.01)
     governor.enrol(7, 0)

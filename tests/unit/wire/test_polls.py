@@ -42,6 +42,7 @@ class Stub:
         post = type("Site", (), {"role": "post_send"})
         self.processes = {10: self._process(site), 11: self._process(post), 12: self._process(site)}
         self.kernel = self
+        self.light = False
 
     @staticmethod
     def _process(site: type) -> Any:
@@ -58,3 +59,5 @@ def test_who_never_polls_is_told_from_who_is_not_probed() -> None:
     assert session.polls() == {}
     session.plane = cast("Any", Stub())
     assert session.polls() == {10: 8, 12: 0}
+    session.plane.light = True  # of those that find something alone nobody can tell how many there were
+    assert session.polls() == {}

@@ -76,7 +76,7 @@ def test_what_was_taken_in_quickly_is_searched_later_one_process_at_a_time(monke
     class Plane:
         processes: ClassVar[dict[int, WatchedProcess]] = {}
 
-        def watch(self, pid: int, *_: object, quick: bool) -> WatchedProcess:
+        def watch(self, pid: int, *_: object, quick: bool, binaries: object) -> WatchedProcess:
             watched.append((pid, quick))
             return WatchedProcess(pid)
 

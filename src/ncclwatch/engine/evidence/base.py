@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
-    from ncclwatch.engine.job import Group, Job
+    from ncclwatch.model.job import Group, Job
 
 
 # --- what facts are about: where a wait can begin or end ----------------------------------------------------------------

@@ -20,8 +20,9 @@ from ncclwatch.collect.alignment import Entries, line_up
 from ncclwatch.collect.ledger import ALIKE, Ledger, Signature
 from ncclwatch.engine.edges import SAID_BY_THE_OTHER, End, Wait, Why
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source
-from ncclwatch.engine.job import Group, Job, Member, launched, rows_of
-from ncclwatch.engine.transfers import Column, Transfers
+from ncclwatch.engine.transfers import Transfers
+from ncclwatch.model.columns import Column
+from ncclwatch.model.job import Group, Job, Member, launched
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import OperationRef
 
@@ -54,7 +55,7 @@ class Calls(Source):
         ledger, groups = case.known.ledger, case.job.groups
         if ledger is None:
             return
-        findings = compare_groups(ledger, [rows_of(group, ledger) for group in groups.values()])
+        findings = compare_groups(ledger, [ledger.rows_of(group) for group in groups.values()])
         for group, finding in zip(groups.values(), findings, strict=True):
             _leave_out_contradicted(group, finding, ledger)
             text = partial(_behind_text, case.job, group, finding) if finding.behind else str

@@ -37,8 +37,9 @@ from ncclwatch.engine.evidence.base import (
     Strength,
     node_of,
 )
-from ncclwatch.engine.job import Group, Member
-from ncclwatch.engine.transfers import SHOWN, Column, Compared
+from ncclwatch.engine.transfers import SHOWN, Compared
+from ncclwatch.model.columns import Column
+from ncclwatch.model.job import Group, Member
 from ncclwatch.model.state import Direction, HostConnection, Transport
 
 if TYPE_CHECKING:

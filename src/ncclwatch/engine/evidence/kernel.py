@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode, Source, Strength
-from ncclwatch.engine.job import Group, Identity, Job, Member, identity_of
+from ncclwatch.model.job import Group, Identity, Job, Member, identity_of
 from ncclwatch.model.network import KernelLogLine
 from ncclwatch.model.state import CpuLimit
 

@@ -11,8 +11,8 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ncclwatch.collect.network_memory import LOSSY_SEGMENTS, HostNetwork, Way, way_of
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source, Strength
-from ncclwatch.engine.network import LOSSY_SEGMENTS, HostNetwork, Way, way_of
 from ncclwatch.model.network import FlowRecord, FlowState, LinkChange, NicRecord
 from ncclwatch.model.state import Direction
 

@@ -7,7 +7,6 @@ handed to the network and not got back is read from its steps.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,8 +16,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from ncclwatch.engine.evidence.base import Fact, FactKind, LinkNode, Source, Strength
-from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.network import DROP
+from ncclwatch.model.job import Group, Job, Member
 from ncclwatch.model.network import FlowRecord, FlowState
 from ncclwatch.model.state import Direction, OpPhase, ProxySub, Transport
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow, added
@@ -31,6 +29,8 @@ SEEN_S = 0.01
 """Unit: s; of a flow that was seen for less since the job stands nothing is said. From: a completion over RDMA takes microseconds
 to a few milliseconds, and a proxy that runs asks for it thousands of times in so long.
 """
+DROP = 0.2
+"""Fact: MegaTrace, III-C and IV: m, the part of a flow's own throughput by which a larger drop is the network's."""
 LATER_TIMES = 2.0
 """Unit: times a flow's own time from post to completion. From: as wire/socket_flows takes a round trip for a second witness."""
 RECENT, PAST = 4, 8
@@ -82,17 +82,17 @@ class WorkRequests(Source):
             for _, work in hosts:
                 yield from _slowed(work.values())
         elif case.still:
-            groups: dict[int, list[Group]] = defaultdict(list)
-            for group in case.job.groups.values():
-                groups[group.hash].append(group)
-            yield from _probed(case, groups)
+            yield from _probed(case)
             for host, work in hosts:
                 found: dict[tuple[int, int, int, Direction], tuple[_Way, list[FlowWindow]]] = {}
-                for newest in (kept[-1] for kept in work.values()):
+                for kept in work.values():
                     # Of a socket the kernel counts no requests, and a port or peer has several queue pairs.
-                    counted = newest.scope is Scope.FLOW and newest.work.counting is not Counting.TCP
-                    way = _way(groups, host, newest) if counted else None
-                    if way is not None and _is_since(case, way.member, newest):
+                    counted = kept[-1].scope is Scope.FLOW and kept[-1].work.counting is not Counting.TCP
+                    way = _way(case.job, host, kept[-1]) if counted else None
+                    since = [window for window in kept if way is not None and _is_since(case, way.member, window)]
+                    if way is not None and since:
+                        # How often the process asks for completions is mostly known of an order alone.
+                        newest = max(since, key=lambda one: (one.work.errors, one.work.polls is not None, one.work.end_ns))
                         key = way.group.id, way.member.index, way.peer, way.direction
                         found.setdefault(key, (way, []))[1].append(newest)
                 for way, windows in found.values():
@@ -135,21 +135,18 @@ class _Way(NamedTuple):
         )  # fmt: skip
 
 
-def _way(groups: dict[int, list[Group]], host: str, flow: FlowWindow | FlowRecord) -> _Way | None:
+def _way(job: Job, host: str, flow: FlowWindow | FlowRecord) -> _Way | None:
     if flow.comm_hash is None or flow.rank is None or flow.peer is None or flow.direction is None:
         return None
-    for group in groups.get(flow.comm_hash, ()):
-        member = group.holder(flow.rank)
-        if member is not None and (member.info.host, member.info.pid) == (host, flow.pid):
-            return _Way(group, member, flow.rank, flow.peer, flow.direction)
-    return None
+    group = next(job.of_rank(flow.comm_hash, flow.rank, (host, flow.pid)), None)
+    return _Way(group, group.members[flow.rank][0], flow.rank, flow.peer, flow.direction) if group is not None else None
 
 
-def _probed(case: Case, groups: dict[int, list[Group]]) -> Iterator[WorkFact]:
+def _probed(case: Case) -> Iterator[WorkFact]:
     """What probes found on paths that stand still; on one that is alive, with a full window, the peer does not receive."""
     told: set[tuple[object, ...]] = set()
     for host, flow, answer in case.known.network.probes(case.job, case.still):
-        way = _way(groups, host, flow)
+        way = _way(case.job, host, flow)
         key = (way.group.id, way.own, way.peer, answer.alive) if way is not None else ()
         if way is None or key in told:
             continue

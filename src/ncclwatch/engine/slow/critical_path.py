@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ncclwatch.engine.job import Job
+from ncclwatch.collect.cadence import Cadence, Times
 from ncclwatch.engine.slow import gpu_operations
-from ncclwatch.engine.slow.cadence import Cadence, Times
 from ncclwatch.engine.slow.detect import ENOUGH
 from ncclwatch.engine.slow.gpu_operations import ClockModel, GpuOperations, Indices, Name, Operations, TimedIteration
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.job import Job
 from ncclwatch.model.topology import Role, Topology
 
 BETA = 0.5

@@ -14,7 +14,7 @@ from math import lgamma
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.slow.cadence import Iteration
+from ncclwatch.collect.cadence import Iteration
 from ncclwatch.engine.slow.calibration import TABLE
 
 WINDOW = 60

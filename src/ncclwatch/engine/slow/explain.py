@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ncclwatch.engine.beside import RAISE_LIMITS, all_held_back
+from ncclwatch.engine.beside import all_held_back
 from ncclwatch.engine.connections import is_hidden
-from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.slow.classify import Cause, Cost, Judgement, cause, costs
 from ncclwatch.engine.slow.detect import ENOUGH, FEWEST_HEALTHY, LEAST_RATIO, SlowDown
 from ncclwatch.engine.slow.findings import Finding
 from ncclwatch.engine.slow.lateness import MOSTLY
-from ncclwatch.engine.verdict import RAISE_LIMIT
+from ncclwatch.model.job import Group, Job, Member
+from ncclwatch.model.next_steps import LOADER_TOO, RAISE_LIMIT, RAISE_LIMITS, SLOW_STEPS
 from ncclwatch.model.topology import DATA_WORDS, PARALLEL, Role, Topology
 from ncclwatch.model.verdict import (
     CommunicatorRef,
@@ -47,14 +47,6 @@ WORDS = {
     VerdictClass.SLOW_COMMUNICATION: "slow communication",
     VerdictClass.SLOW_MIXED: "slow computation and communication",
 }
-NEXT_STEPS = {
-    Kind.COMPUTE: "on {host}: compare clocks, power and temperature with a healthy GPU (nvidia-smi -q -d CLOCK,PERFORMANCE)",
-    Kind.HOST: "on {host}: look at its CPU (top -H -p {pid}; cgroup cpu.stat) and at what it does (py-spy dump --pid {pid})",
-    Kind.KERNEL: "on {host}: compare PCIe link width and speed with a healthy GPU (nvidia-smi -q -d PCIE)",
-    Kind.PROXY: "on {host}: see whether the proxy threads get CPU (top -H -p {pid})",
-    Kind.NIC: "on {host}: look at the NIC (ethtool -S, rdma statistic) for errors, pauses and its speed",
-    Kind.LINK: "look at the path between the two hosts: port errors, retransmissions, congestion",
-}
 
 TERM_WORDS = {
     "activity": "works in the lost time and does not wait",
@@ -67,9 +59,6 @@ TERM_WORDS = {
 """The terms of the likelihood (terms.TERMS) in words."""
 
 BEFORE_ALL = " in forward of micro-batch 0"
-LOADER_TOO = (
-    "on {host}: look at its data loader as well (py-spy dump --pid {pid}): the time goes before the iteration's first pass ends"
-)
 
 
 def holds(job: Job, judgement: Judgement) -> bool:
@@ -248,7 +237,7 @@ class _Told:
 
     def next_steps(self) -> Iterator[str]:
         kind, first = self.finding.kind, self.blamed[0].info
-        texts = [NEXT_STEPS[kind]]
+        texts = [SLOW_STEPS[kind]]
         if kind is Kind.COMPUTE and self.held_pass() == BEFORE_ALL:
             texts.append(LOADER_TOO)
         if self.cause.word is SlowCause.THROTTLED:

@@ -12,15 +12,15 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.cadence import Cadences
+from ncclwatch.collect.network_memory import Measured
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.evidence.device import sees_everything
-from ncclwatch.engine.job import Group, Job, Member, identity_of
-from ncclwatch.engine.network import Measured
-from ncclwatch.engine.slow.cadence import Cadences
 from ncclwatch.engine.slow.lateness import Lateness
 from ncclwatch.engine.slow.profile import Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.job import Job, Member, identity_of
 from ncclwatch.model.topology import Topology
 from ncclwatch.model.verdict import SlowKind as Kind
 
@@ -177,17 +177,13 @@ class RoundTrips:
         fresh = {host: found for host, found in measured.items() if self._taken.get(host) != found[0]}
         if not fresh:
             return
-        groups: dict[int, list[Group]] = defaultdict(list)
-        for group in job.groups.values():
-            groups[group.hash].append(group)
         for host, (time_ns, delays) in fresh.items():
             self._taken[host] = time_ns
             pairs: dict[Pair, float] = defaultdict(float)
             for (pid, comm_hash, rank, peer), delay_us in delays.items():
-                for group in groups[comm_hash]:
-                    sender, receiver = group.holder(rank), group.holder(peer)
-                    if sender is not None and receiver is not None and (sender.info.host, sender.info.pid) == (host, pid):
-                        pair = sender.info.key, receiver.info.key
+                for group in job.of_rank(comm_hash, rank, (host, pid)):
+                    if (receiver := group.holder(peer)) is not None:
+                        pair = group.members[rank][0].info.key, receiver.info.key
                         pairs[pair] = max(pairs[pair], delay_us / 1e6)
             for pair, delay in pairs.items():
                 self._delays.setdefault(pair, deque(maxlen=KEPT)).append((time_ns / 1e9, delay))

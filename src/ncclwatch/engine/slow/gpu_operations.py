@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.cadence import Cadence, Iteration, Times
 from ncclwatch.engine.evidence.device import told_of
-from ncclwatch.engine.job import Job
 from ncclwatch.engine.patience import BARRIER_ELEMENTS
-from ncclwatch.engine.slow.cadence import Cadence, Iteration, Times
 from ncclwatch.engine.slow.detect import ENOUGH
 from ncclwatch.engine.slow.findings import hosts
 from ncclwatch.engine.slow.snapshot import NEAR_SHARE
-from ncclwatch.engine.transfers import medians, numbered
+from ncclwatch.model.columns import medians, numbered
 from ncclwatch.model.device import DeviceCommunicator, KernelState
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.job import Job
 
 Indices = NDArray[np.int64]
 Name = tuple[int, str, int]
@@ -43,12 +43,12 @@ OPERATION = np.dtype(
     [
         ("rank", "<i4"), ("own", "<i4"), ("group", "<u8"), ("kind", "<i4"), ("function", "<i4"), ("peer", "<i4"),
         ("sequence", "<i8"), ("ordinal", "<i8"), ("launched", "<f8"), ("begin", "<f8"), ("end", "<f8"), ("lasted", "<f8"),
-        ("missed", "<f8"), ("told", "?"),
+        ("missed", "<f8"),
     ]
 )  # fmt: skip
 """One operation of one rank. ``rank`` is a place among the job's members, ``own`` the rank in the communicator, whose operations
 ``ordinal`` counts. Times are seconds of the host's monotonic clock; NaN: not reported. ``missed`` is when the last one before it
-that was seen was launched, if those between the two were not (else inf). ``told``: the round it is part of was handed out.
+that was seen was launched, if those between the two were not (else inf).
 """
 
 
@@ -86,15 +86,6 @@ class TimedIteration(Operations):
         return int(self.group[operation]), str(self.function[operation]), int(self.number[operation])
 
 
-class Round(NamedTuple):
-    """A collective that all ranks have told: when it ended (wall time), and for each rank how long it lasted there, seconds."""
-
-    group: int
-    name: str
-    time: float
-    durations: dict[int, float]
-
-
 class Start(NamedTuple):
     """How much later than the others one rank's GPU comes to collectives, seconds: median over ``rounds``."""
 
@@ -128,7 +119,7 @@ class GpuOperations:
         newest that was launched."""
         self._offset = np.zeros(0)
         """Of each rank's host, wall clock minus monotonic clock, seconds."""
-        self._functions: dict[str, int] = {}
+        self.functions: dict[str, int] = {}
         """Names of functions, and the numbers that stand for them."""
         self._until = 0.0
 
@@ -162,21 +153,20 @@ class GpuOperations:
             kind = BARRIER if one.function == "AllReduce" and one.count <= BARRIER_ELEMENTS else COLLECTIVE
             if one.point_to_point:
                 kind = SEND if one.function == "Send" else RECEIVE
-            function = self._functions.setdefault(one.function, len(self._functions))
+            function = self.functions.setdefault(one.function, len(self.functions))
             missed = launched if one.ordinal > last + 1 else np.inf
             last, launched = one.ordinal, one.launched_ns / 1e9
             yield (
                 rank, own, group, kind, function, -1 if one.peer is None else one.peer,
-                -1 if one.sequence is None else one.sequence, last, launched, begin, end, lasted, missed, False,
+                -1 if one.sequence is None else one.sequence, last, launched, begin, end, lasted, missed,
             )  # fmt: skip
         self._last[rank, group] = last, launched, last >= told.operations
 
     # --- collectives that all ranks have told ------------------------------------------------------------------------------
 
-    def _complete(self, job: Job, told: bool) -> tuple[Indices, Indices, Times]:
-        """Collectives all ranks have told: rows, round of each, end of each round; ``told``: also those handed out."""
-        known = (self.rows["kind"] == COLLECTIVE) & np.isfinite(self.rows["end"])
-        places = np.flatnonzero(known if told else known & ~self.rows["told"])
+    def complete(self, job: Job) -> tuple[Indices, Indices, Times]:
+        """Collectives all ranks have told: places of their rows, number of each's collective, end of each collective."""
+        places = np.flatnonzero((self.rows["kind"] == COLLECTIVE) & np.isfinite(self.rows["end"]))
         rows = self.rows[places]
         number = np.where(rows["sequence"] >= 0, rows["sequence"], rows["ordinal"])
         key, sizes = _numbered(rows["group"], rows["function"], number)
@@ -186,20 +176,9 @@ class GpuOperations:
         np.maximum.at(ended, key, (rows["end"] + self._offset[rows["rank"]])[whole])
         return places[whole], key, ended
 
-    def rounds(self, job: Job) -> list[Round]:
-        """The collectives that have become complete. Each is handed out once."""
-        places, key, ended = self._complete(job, told=False)
-        found: dict[int, Round] = {}
-        names = list(self._functions)
-        for row, at in zip(self.rows[places], key.tolist(), strict=True):
-            done = found.setdefault(at, Round(int(row["group"]), names[row["function"]], float(ended[at]), {}))
-            done.durations[int(row["rank"])] = float(row["lasted"])
-        self.rows["told"][places] = True
-        return sorted(found.values(), key=lambda done: done.time)
-
     def starts(self, job: Job, since: float) -> dict[int, Start]:
         """By place among the job's members: whose GPU has come late to collectives since a moment (wall time)."""
-        places, key, ended = self._complete(job, told=True)
+        places, key, ended = self.complete(job)
         recent = ended[key] >= since
         rows, key = self.rows[places[recent]], np.unique(key[recent], return_inverse=True)[1]
         usual, _ = medians(rows["lasted"], key)
@@ -298,7 +277,7 @@ class GpuOperations:
         return TimedIteration(
             kept["rank"].astype(np.int64), hosts(job)[kept["rank"]], np.where(message, -1, joint)[starts],
             row[pairs].reshape(-1, 2), begin, np.maximum(begin, np.maximum.reduceat(rows["end"], starts)), kept["group"],
-            np.array(list(self._functions))[kept["function"]], number[starts], iteration.duration,
+            np.array(list(self.functions))[kept["function"]], number[starts], iteration.duration,
             launched=kept["launched"] + self._offset[kept["rank"]], before=np.array([b for _, b in parts])[kept["rank"]],
         )  # fmt: skip
 

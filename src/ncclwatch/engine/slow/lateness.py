@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.collect.alignment import line_up
+from ncclwatch.collect.cadence import Cadence, Times
 from ncclwatch.collect.ledger import Ledger
 from ncclwatch.engine.connections import is_hidden
-from ncclwatch.engine.job import Job, rows_of
-from ncclwatch.engine.slow.cadence import Cadence, Times
 from ncclwatch.engine.slow.detect import ENOUGH, LEAST_RATIO, SlowDown
+from ncclwatch.model.job import Job
 
 LEAST_S = 0.01
 """Less than this, or than the least slow-down that counts, is no lateness. Unit: seconds. From: chosen."""
@@ -190,7 +190,7 @@ def with_calls(
 def _lined_up(job: Job, ledger: Ledger, since: Times) -> Iterator[tuple[NDArray[np.int64], Times]]:
     """Of whole communicators inside nodes: places in the job, and when each called what all called (ranks, operations)."""
     hidden = (group for group in job.groups.values() if any(is_hidden(own) for _, own in group.members.values()))
-    whole = [(group, rows) for group in hidden if len(rows := rows_of(group, ledger)) == group.nranks > 1]
+    whole = [(group, rows) for group in hidden if len(rows := ledger.rows_of(group)) == group.nranks > 1]
     entries = line_up(ledger, [rows for _, rows in whole])
     for number, (group, _) in enumerate(whole):
         part = np.flatnonzero(entries.group == number)

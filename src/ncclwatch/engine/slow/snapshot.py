@@ -31,10 +31,10 @@ from ncclwatch.engine.evidence.base import (
     RankNode,
 )
 from ncclwatch.engine.graph import Waits
-from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.slow.order import Kernels, OrderOf, awaited_inside, read_kernels
+from ncclwatch.engine.slow.kernels import Kernels, OrderOf, awaited_inside, read_kernels
 from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.job import Job, Member
 from ncclwatch.model.state import Direction, OpPhase, ProcessSample, Transport
 from ncclwatch.model.topology import pass_text
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.cadence import INNER_S, Tokens
 from ncclwatch.collect.functions import TYPES
 from ncclwatch.collect.ledger import POINT_TO_POINT, mix
-from ncclwatch.engine.slow.cadence import INNER_S, Tokens
-from ncclwatch.engine.topology.record import GATHER, SCATTER, SUM
+from ncclwatch.engine.topology.job_map import GATHER, SCATTER, SUM
 from ncclwatch.model.events import Function
 from ncclwatch.model.topology import Pattern
 
@@ -117,7 +117,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Specimen:
-    """One process: its operations (``record.OPERATION``), and the part of them that is one iteration, if found."""
+    """One process: its operations (``specimens.OPERATION``), and the part of them that is one iteration, if found."""
 
     process: int
     rank: int

@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.call_order import MARKS, bounds_of, by_process
 from ncclwatch.collect.ledger import POINT_TO_POINT, Ledger
-from ncclwatch.engine.job import Held, Job, Member
-from ncclwatch.engine.slow.order import MARKS, bounds_of, by_process
+from ncclwatch.collect.specimens import Recorder
 from ncclwatch.engine.topology.iteration import ENOUGH, Track, collapse
+from ncclwatch.engine.topology.job_map import JobMap, KnownJob, choose_specimens, from_samples
 from ncclwatch.engine.topology.patterns import ROLES, Encoding, encode, learn_patterns
-from ncclwatch.engine.topology.record import JobMap, KnownJob, Recorder, choose_specimens, from_samples
 from ncclwatch.engine.topology.roles import infer
 from ncclwatch.model.events import Function
+from ncclwatch.model.job import Held, Job, Member
 from ncclwatch.model.state import Communicator, ProcessSample
 from ncclwatch.model.topology import FUNCTION_NAMES, Learned, Role, Stage
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, OperationRef, Verdict, VerdictClass, places, stands_in

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.collect.ledger import POINT_TO_POINT, mix
+from ncclwatch.collect.specimens import FUNCTIONS
 from ncclwatch.engine.topology.iteration import Specimen, after_update, varies
-from ncclwatch.engine.topology.record import FUNCTIONS, GATHER, SCATTER, SUM, JobMap
+from ncclwatch.engine.topology.job_map import GATHER, SCATTER, SUM, JobMap
 from ncclwatch.engine.topology.roles import ONCE
 from ncclwatch.engine.topology.uses import common
 from ncclwatch.model.events import Function

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.collect.ledger import POINT_TO_POINT
+from ncclwatch.collect.specimens import Recorder
 from ncclwatch.engine.topology.iteration import ENOUGH, OFTEN, Order, Shape, Specimen, after_update, examine
-from ncclwatch.engine.topology.record import GATHER, SCATTER, SUM, JobMap, KnownGroup, KnownJob, Recorder
+from ncclwatch.engine.topology.job_map import GATHER, SCATTER, SUM, JobMap, KnownGroup, KnownJob
 from ncclwatch.engine.topology.uses import Family, Line, Use, families, uses_of_calls, uses_of_counts
 from ncclwatch.model.events import Function
 from ncclwatch.model.topology import FUNCTION_NAMES, Group, Layout, Role, Topology

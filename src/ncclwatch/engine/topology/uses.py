@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.collect.ledger import POINT_TO_POINT
+from ncclwatch.collect.specimens import Recorder
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.topology.iteration import ENOUGH, OFTEN, Shape, Specimen, Usage, shape_of
-from ncclwatch.engine.topology.record import JobMap, KnownGroup, KnownJob, Recorder
+from ncclwatch.engine.topology.job_map import JobMap, KnownGroup, KnownJob
 from ncclwatch.model.state import Communicator, Direction
 from ncclwatch.model.topology import FUNCTION_NAMES
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ncclwatch.collect.network_memory import NetworkMemory
 from ncclwatch.engine.case import SOURCES, Case, Known
 from ncclwatch.engine.evidence.base import Fact, Source
-from ncclwatch.engine.job import Job, assemble
-from ncclwatch.engine.network import NetworkMemory
+from ncclwatch.model.job import Job, assemble
 from ncclwatch.model.state import ProcessSample
 
 

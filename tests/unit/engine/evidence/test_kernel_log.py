@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ncclwatch.collect.network_memory import NetworkMemory
 from ncclwatch.engine.evidence.base import FactKind
 from ncclwatch.engine.evidence.kernel import Logged
-from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.model.network import KernelLogLine, NetworkLook
 from unit.engine.evidence.said import case_of
 from unit.synthetic import SECOND, frozen_ring, looks

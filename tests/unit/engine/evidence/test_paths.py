@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ncclwatch.collect.network_memory import NetworkMemory
 from ncclwatch.engine.beside import add_paths
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.evidence.base import FactKind
 from ncclwatch.engine.evidence.paths import PathFact, Paths
-from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.model.network import NetworkLook
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.paths.findings import MOVE_APART

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ncclwatch.collect.network_memory import NetworkMemory
 from ncclwatch.engine.evidence.base import FactKind
 from ncclwatch.engine.evidence.nics import PortDown
-from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.model.network import (
     LinkChange,
     NetworkLook,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ncclwatch.collect.network_memory import NetworkMemory, Way
 from ncclwatch.engine.beside import far_end
 from ncclwatch.engine.evidence.base import FactKind
 from ncclwatch.engine.evidence.nics import DeadPath, FlowFact, dead_path
-from ncclwatch.engine.network import NetworkMemory, Way
 from ncclwatch.model.network import (
     FlowKind,
     FlowRecord,

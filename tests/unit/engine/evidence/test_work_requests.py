@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ncclwatch.collect.network_memory import KEPT_WINDOWS, MAX_FLOWS, MEMORY_NS, NetworkMemory
 from ncclwatch.engine.case import Case, Known
 from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.engine.evidence.base import FactKind, LinkNode, Strength
 from ncclwatch.engine.evidence.nics import DeadPath
 from ncclwatch.engine.evidence.work_requests import Shows, WorkFact, WorkRequests
-from ncclwatch.engine.job import Job
-from ncclwatch.engine.network import KEPT_WINDOWS, MAX_FLOWS, MEMORY_NS, NetworkMemory
+from ncclwatch.model.job import Job
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, PathAnswer, SocketFacts
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Verdict
@@ -83,6 +83,14 @@ def test_what_nobody_asks_for_is_the_proxy() -> None:
     assert shown(silent_link(), window(2, 1, RECV, polls=0)) == [(Shows.NOT_RECEIVED, LINK)]
     assert shown(silent_link(), window(2, 1, RECV)) == [(Shows.NOTHING_RECEIVED, LINK)]
     assert shown(silent_link(), window(2, 1, RECV, received=1)) == [], "something arrives"
+
+
+def test_what_an_order_showed_stays_known_while_counting_goes_on() -> None:
+    asked = window(1, 2)
+    later = replace(asked, work=replace(asked.work, begin_ns=asked.work.end_ns, end_ns=asked.work.end_ns + 10**9, polls=None))
+    assert shown(silent_link(), asked, later) == [(Shows.NOT_COMPLETED, LINK)]
+    failed = replace(later, work=replace(later.work, errors=1))
+    assert shown(silent_link(), asked, failed) == [(Shows.FAILED, LINK)]
 
 
 def with_steps(rank: int, direction: Direction, **steps: int | None) -> list[Rank]:

@@ -10,11 +10,11 @@ from types import ModuleType
 
 import pytest
 
+from ncclwatch.collect.network_memory import NetworkMemory
 from ncclwatch.engine import beside
 from ncclwatch.engine import diagnose as diagnosis
 from ncclwatch.engine.case import SOURCES, Known
 from ncclwatch.engine.evidence.base import Source
-from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.rules import Rule, Stratum
 from ncclwatch.model.network import NetworkLook
 from unit.synthetic import SECOND, frozen_ring, looks

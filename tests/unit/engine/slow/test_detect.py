@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from ncclwatch.engine.slow.cadence import Iteration
+from ncclwatch.collect.cadence import Iteration
 from ncclwatch.engine.slow.calibration import TABLE
 from ncclwatch.engine.slow.detect import (
     FEWEST_HEALTHY,

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.slow.classify import Judgement
 from ncclwatch.engine.slow.detect import SlowDown
 from ncclwatch.engine.slow.explain import TERM_WORDS, holds, unlocated, verdict
@@ -16,6 +15,7 @@ from ncclwatch.engine.slow.profile import add_up
 from ncclwatch.engine.slow.snapshot import LinkPlace
 from ncclwatch.engine.slow.terms import TERMS
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.job import Job, assemble
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import SlowKind as Kind
 from ncclwatch.model.verdict import Verdict, VerdictClass

@@ -1,4 +1,4 @@
-"""Collectives as GPUs timed them: rounds that all ranks have told, and whose GPU comes late."""
+"""Collectives as GPUs timed them: which all ranks have told, and whose GPU comes late."""
 
 from __future__ import annotations
 
@@ -6,33 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from ncclwatch.engine.job import assemble
 from ncclwatch.engine.slow.gpu_operations import GpuOperations
+from ncclwatch.model.job import assemble
 from unit.engine.slow.gpu_samples import WORLD_SIZE, at, operation
 from unit.synthetic import SECOND
 
 
-def test_a_round_is_complete_when_every_rank_has_told_and_told_once() -> None:
-    rounds = GpuOperations()
-    early = [[operation(1, 0.1, 0.2)] for _ in range(3)] + [[]]
-    (job,) = assemble([[sample] for sample in at(1.0, early)])
-    rounds.take(job)
-    assert rounds.rounds(job) == []
-    everybody = [[operation(1, 0.1, 0.2, duration_ns=SECOND // 4)] for _ in range(4)]
-    (job,) = assemble([[sample] for sample in at(2.0, everybody)])
-    rounds.take(job)
-    (done,) = rounds.rounds(job)
-    assert done.durations[3] == pytest.approx(0.25), "by the GPU's own clock where it tells"
-    rounds.take(job)
-    assert rounds.rounds(job) == []
-
-
-def test_barriers_are_no_rounds() -> None:
+def test_barriers_complete_nothing() -> None:
     barrier = [[replace(operation(1, 0.1, 0.5), count=1)] for _ in range(4)]
     (job,) = assemble([[sample] for sample in at(1.0, barrier)])
-    rounds = GpuOperations()
-    rounds.take(job)
-    assert rounds.rounds(job) == [] and len(rounds.rows) == 4
+    times = GpuOperations()
+    times.take(job)
+    assert not len(times.complete(job)[0]) and len(times.rows) == 4
 
 
 def test_whose_gpu_comes_late_is_told_across_clocks_that_are_wrong() -> None:
@@ -59,4 +44,4 @@ def test_gpus_that_come_together_are_not_told() -> None:
     for second in range(1, 10):
         (job,) = assemble([[s] for s in at(second + 0.5, [[operation(second, second + 0.0002 * r, 0.1)] for r in range(4)])])
         times.take(job)
-    assert times.starts(job, 0.0) == {} and len(times.rounds(job)) == 9
+    assert times.starts(job, 0.0) == {} and len(times.complete(job)[2]) == 9

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ncclwatch.engine.slow.cadence import Cadence, Iteration
+from ncclwatch.collect.cadence import Cadence, Iteration
 from ncclwatch.engine.slow.lateness import measure
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from ncclwatch.engine.job import Job, assemble
-from ncclwatch.engine.slow.cadence import Cadence, Iteration
+from ncclwatch.collect.cadence import Cadence, Iteration
 from ncclwatch.engine.slow.critical_path import IterationAnalysis, Paths
 from ncclwatch.engine.slow.gpu_operations import GpuOperations, Operations
 from ncclwatch.model.device import DeviceCommunicator, DeviceOperation, DeviceSample
+from ncclwatch.model.job import Job, assemble
 from ncclwatch.model.state import ProcessSample
 from unit.synthetic import Rank, address_of, communicator
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ncclwatch.engine.job import Job, assemble
-from ncclwatch.engine.network import NetworkMemory
+from ncclwatch.collect.network_memory import NetworkMemory
 from ncclwatch.engine.slow.findings import RoundTrips
+from ncclwatch.model.job import Job, assemble
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, SocketFacts
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import SlowKind as Kind

@@ -11,8 +11,8 @@ import pytest
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.edges import ConnectionKey, Wait, Why
 from ncclwatch.engine.evidence.base import LinkNode, RankNode
-from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.slow.snapshot import is_proven, near
+from ncclwatch.model.job import Job, assemble
 from unit.synthetic import SECOND, Rank, communicator, recv, send
 
 

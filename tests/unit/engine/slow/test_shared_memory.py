@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ncclwatch.collect.cadence import Cadence
+from ncclwatch.collect.call_order import RECORD, CallOrder
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.connections import laggards, rings_inside
 from ncclwatch.engine.edges import Wait
 from ncclwatch.engine.evidence.base import RankNode
-from ncclwatch.engine.job import Job, assemble
-from ncclwatch.engine.slow.cadence import Cadence
 from ncclwatch.engine.slow.findings import equals
-from ncclwatch.engine.slow.order import RECORD, CallOrder, OrderOf, awaited_inside
+from ncclwatch.engine.slow.kernels import OrderOf, awaited_inside
 from ncclwatch.engine.slow.snapshot import Activity, take_look
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.model.events import Function
+from ncclwatch.model.job import Job, assemble
 from ncclwatch.model.state import Communicator, Direction, OpPhase, ProxyOperation, Transport
 from unit.synthetic import Rank, communicator, recv, send, shared
 

@@ -9,10 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from ncclwatch.collect.ledger import Ledger
-from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.slow.detect import SlowDown
 from ncclwatch.engine.slow.lateness import Lateness, with_calls
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
+from ncclwatch.model.job import Job, assemble
 from ncclwatch.model.state import Transport
 from unit.synthetic import WORLD, Rank, address_of, communicator, looks
 

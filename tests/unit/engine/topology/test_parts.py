@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ncclwatch.engine.topology.iteration import Track, find_period, occurrences
+from ncclwatch.engine.topology.job_map import JobMap, KnownJob, choose_specimens
 from ncclwatch.engine.topology.patterns import Call, Hints, find_passes
-from ncclwatch.engine.topology.record import JobMap, KnownJob, choose_specimens
 from ncclwatch.model.topology import Pattern, Phase, Role, Stage
 from ncclwatch.simulate.scenario import Schedule
 from ncclwatch.simulate.schedule import Pass, steps

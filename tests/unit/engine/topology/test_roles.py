@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.specimens import OPERATION, Recorder
 from ncclwatch.engine.topology.iteration import Specimen, examine
-from ncclwatch.engine.topology.record import GATHER, OPERATION, SCATTER, SUM, JobMap, KnownGroup, KnownJob, Recorder
+from ncclwatch.engine.topology.job_map import GATHER, SCATTER, SUM, JobMap, KnownGroup, KnownJob
 from ncclwatch.engine.topology.roles import assemble, read
 from ncclwatch.engine.topology.uses import Use, uses_of_calls
 from ncclwatch.model.events import Function

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.call_order import MARKS, MOST_CALLS, CallOrder, PerProcess, by_process
 from ncclwatch.collect.ledger import POINT_TO_POINT, mix
-from ncclwatch.engine.job import Job
-from ncclwatch.engine.slow.order import MARKS, MOST_CALLS, CallOrder, PerProcess, by_process
+from ncclwatch.model.job import Job
 
 KEPT_CALLS = 8192
 """Bound: calls a process in which a period is looked for; an iteration must be less than a third of that."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ncclwatch.collect.batch import NodeBatch, PlaneState
-from ncclwatch.engine.job import Job, assemble
-from ncclwatch.engine.network import AGAIN_NS, MOST_PIDS, SAME_NS, Ordering
+from ncclwatch.engine.orders import AGAIN_NS, MOST_PIDS, SAME_NS, Ordering
 from ncclwatch.engine.session import ANSWER_NS, DiagnosisSession, Update
+from ncclwatch.model.job import Job, assemble
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 from ncclwatch.model.work import WorkOrder
 from unit.engine.evidence.test_work_requests import window

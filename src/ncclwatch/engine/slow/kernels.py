@@ -1,4 +1,4 @@
-"""In which order a process called what, and so which of its unfinished operations its GPU is at.
+"""Which of a rank's unfinished operations its GPU is at, by the order of its calls and by what each operation's counters show.
 
 A sender that may write and has written nothing has not begun its operation; anything written or consumed says it has. A receive
 alone shows nothing, but the order of calls says which comes first.
@@ -7,165 +7,14 @@ alone shows nothing, but the order of calls says which comes first.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ncclwatch.collect.ledger import POINT_TO_POINT
+from ncclwatch.collect.call_order import CallOrder, Place
 from ncclwatch.engine.connections import CHUNK_STEPS, CONNECTION_SLOTS, RING_ENDS_RECEIVING, steps_unread
 from ncclwatch.engine.edges import Wait, Why, waits_for
-from ncclwatch.engine.job import Job, Member
-from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
-from ncclwatch.model.groups import group_depth
+from ncclwatch.model.job import Job, Member
 from ncclwatch.model.state import Communicator, Direction, OpPhase, PendingOperation, ProxyOperation
-
-T = TypeVar("T")
-
-MOST_CALLS = 2048
-"""Bound: calls that are kept of a process, where there are few processes: a habit shows in two iterations and more."""
-UNMADE_RECORDS = 512
-"""Bound: records a process that wait to be made into calls: of a job that goes on hardly anybody asks."""
-
-Way = tuple[bool, int] | None
-"""Of a send or receive: whether it sends, and the peer; ``None`` for a collective."""
-Place = tuple[int, Way]
-"""Address of the communicator in its process, and the way."""
-
-MARKS = (Function.GROUP_START, Function.GROUP_END)
-_ORDERED = (*range(Function.ALL_REDUCE, Function.WAIT_SIGNAL + 1), *MARKS)
-_FIELDS = ("time_ns", "comm", "count", "peer", "function", "datatype")
-RECORD = np.dtype([*((name, EVENT_DTYPE[name]) for name in _FIELDS), ("number", "<i8")])
-"""A record of a call; ``number`` counts operations: sends and receives of one group call have the same."""
-
-
-class Call(NamedTuple):
-    """One operation as it was called: all its ways, or function, elements and type of a collective (else zeros)."""
-
-    time_ns: int
-    comm: int
-    ways: list[Way]
-    what: tuple[int, int, int] = (0, 0, 0)
-
-
-@dataclass(slots=True)
-class CallOrder:
-    """The newest operations of one process; sends and receives of one group call are one operation, known once the group ends."""
-
-    room: int = MOST_CALLS
-    """So many calls are kept."""
-    _made: NDArray[Any] = field(default_factory=lambda: np.zeros(0, RECORD))
-    _unmade: NDArray[Any] = field(default_factory=lambda: np.zeros(0, RECORD))
-    _memo: dict[str, Any] = field(default_factory=dict)
-
-    def add(self, calls: NDArray[Any]) -> None:
-        """Take records of operations and of group starts and ends (fields as of ``RECORD``) in the order of their times."""
-        records = np.zeros(len(calls), RECORD)
-        for name in _FIELDS:
-            records[name] = calls[name]
-        self._unmade = np.concatenate([self._unmade, records])
-        if len(self._unmade) > UNMADE_RECORDS:
-            self._make()
-
-    def remember(self, name: str, make: Callable[[], T]) -> T:
-        """What was worked out of the calls under a name, made anew only when there are newer calls."""
-        self._make()
-        if name not in self._memo:
-            self._memo[name] = make()
-        made: T = self._memo[name]
-        return made
-
-    @property
-    def calls(self) -> list[Call]:
-        """The newest calls, oldest first."""
-        return self.remember("calls", self._calls)
-
-    def _calls(self) -> list[Call]:
-        made: list[Call] = []
-        last = None
-        for time, comm, count, peer, function, datatype, number in self._made.tolist():
-            paired = function in POINT_TO_POINT
-            way = (function == Function.SEND, peer) if paired else None
-            if number == last:
-                made[-1].ways.append(way)
-            else:
-                made.append(Call(time, comm, [way], (0, 0, 0) if paired else (function, count, datatype)))
-            last = number
-        return made
-
-    def _make(self) -> None:
-        """Make operations of what waits, up to a group that is still open: what is called in it is launched when it ends."""
-        records, function = self._unmade, self._unmade["function"]
-        starts = function == Function.GROUP_START
-        depth = group_depth(starts.astype(np.int64) - (function == Function.GROUP_END), 0)
-        closed = len(records) if len(records) > MOST_CALLS else int(np.append(np.flatnonzero(depth == 0), -1).max()) + 1
-        self._unmade = records[closed:]
-        at = np.flatnonzero(~np.isin(function[:closed], MARKS))
-        if not len(at):
-            return
-        calls, group = records[at], np.cumsum(starts & (depth == 1))[at]
-        grouped = np.isin(calls["function"], POINT_TO_POINT) & (depth[at] > 0)
-        same = (group[1:] == group[:-1]) & (calls["comm"][1:] == calls["comm"][:-1])
-        joins = np.r_[False, grouped[1:] & grouped[:-1] & same]
-        calls["number"] = np.cumsum(~joins) + (self._made["number"][-1] if len(self._made) else 0)
-        kept = np.concatenate([self._made, calls])
-        self._made = kept[kept["number"] > kept["number"][-1] - self.room]
-        self._memo.clear()
-
-    @property
-    def exchanged(self) -> set[tuple[int, int]]:
-        """Communicators and peers with whom whatever is sent goes in one operation with what is received."""
-        return self.remember("exchanged", lambda: _exchanged(self.calls))
-
-    def locate(self, unfinished: Mapping[Place, Collection[int]], until_ns: int) -> dict[tuple[Place, int], int] | None:
-        """Where in the order unfinished operations stand, by place and number: 0 is the newest call; ``None`` when calls that are
-        needed are not kept. Operations at one place end in the order of their calls: the unfinished ones are the newest.
-        """
-        self._make()
-        rows = self._made[self._made["time_ns"] <= until_ns]
-        positions = rows["number"] - (self._made["number"][-1] if len(rows) else 0)
-        paired = np.isin(rows["function"], POINT_TO_POINT)
-        found: dict[tuple[Place, int], int] = {}
-        for (comm, way), numbers in unfinished.items():
-            own = (rows["comm"] == comm) & (paired == (way is not None))
-            if way is not None:
-                own &= ((rows["function"] == Function.SEND) == way[0]) & (rows["peer"] == way[1])
-            newest = positions[own][-len(numbers) :].tolist()
-            if len(newest) < len(numbers):
-                return None
-            found |= {((comm, way), number): position for number, position in zip(sorted(numbers), newest, strict=True)}
-        return found
-
-
-def _exchanged(calls: Sequence[Call]) -> set[tuple[int, int]]:
-    every = [(call, way) for call in calls for way in call.ways if way is not None]
-    alone = {(call.comm, way[1]) for call, way in every if (not way[0], way[1]) not in call.ways}
-    return {(call.comm, way[1]) for call, way in every} - alone
-
-
-class PerProcess(dict[tuple[str, int], T]):
-    """Something of every process, by (host the records come from, pid); without a host records belong to the only one."""
-
-    def find(self, host: str, pid: int) -> T | None:
-        """Of a process."""
-        return self.get((host, pid)) or self.get(("", pid))
-
-
-def by_process(events: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
-    """Begins of operations and groups (and their ends), sorted by process and time, and each process's bounds."""
-    function = events["function"]
-    read = (events["flags"] & np.uint16(Flag.COMM_READ)) != 0
-    calls = events[(events["kind"] == Kind.ENTER) & np.isin(function, _ORDERED) & (read | np.isin(function, MARKS))]
-    calls = calls[np.lexsort((calls["time_ns"], calls["pid"]))]
-    return calls, bounds_of(calls["pid"])
-
-
-def bounds_of(numbers: NDArray[Any]) -> list[int]:
-    """Where runs of equal numbers begin, and the end of all."""
-    return np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1], True]).tolist() if len(numbers) else []
-
 
 OrderOf = Callable[[str, int], CallOrder | None]
 """(host, pid) → the order of a process's calls, where the calls plane saw them."""

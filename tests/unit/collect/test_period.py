@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ncclwatch.engine.slow.cadence import NONE, Period, find, fingerprints
+from ncclwatch.collect.cadence import NONE, Period, find, fingerprints
 
 TENSOR, DATA, GATHER, SEND, RECEIVE = (np.uint64(0x9E3779B97F4A7C15) * np.arange(1, 6, dtype=np.uint64)).tolist()
 TRAINING = [TENSOR] * 16 + [DATA, GATHER]

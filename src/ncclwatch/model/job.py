@@ -14,7 +14,6 @@ from functools import cached_property, reduce
 from itertools import chain, compress
 from operator import attrgetter, itemgetter, or_
 
-from ncclwatch.collect.ledger import Ledger
 from ncclwatch.model.device import DeviceSample
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import Communicator, ProcessInfo, ProcessSample, Transport
@@ -161,6 +160,21 @@ class Job:
         return len(set(map(attrgetter("last.process.host", "last.process.key.pid"), self.members)))
 
     @cached_property
+    def by_hash(self) -> dict[int, list[Group]]:
+        """Its communicators by NCCL's hash, which several may have."""
+        found: dict[int, list[Group]] = defaultdict(list)
+        for group in self.groups.values():
+            found[group.hash].append(group)
+        return found
+
+    def of_rank(self, comm_hash: int, rank: int, place: tuple[str, int]) -> Iterator[Group]:
+        """The communicators of a hash in which a process (host, pid) is this rank: mostly one."""
+        for group in self.by_hash.get(comm_hash, ()):
+            holder = group.holder(rank)
+            if holder is not None and (holder.info.host, holder.info.pid) == place:
+                yield group
+
+    @cached_property
     def by_identity(self) -> dict[Identity, int | None]:
         """The job's rank of every process that a communicator knows, as far as it is evident; ``None`` where two claim it."""
         ranks: dict[Identity, int | None] = {}
@@ -296,9 +310,3 @@ def launched(member: Member, own: Communicator) -> int | None:
         return sum(own.sequence_numbers.values())
     version = member.info.version
     return own.op_count if version is not None and version < COUNTS_PROXY_WORK_FROM else None
-
-
-def rows_of(group: Group, ledger: Ledger) -> dict[int, int]:
-    """Rank in a communicator → its row in the ledger, of those that have one."""
-    rows = ((rank, ledger.row(member.info, own)) for rank, (member, own) in group.members.items())
-    return {rank: row for rank, row in rows if row is not None}

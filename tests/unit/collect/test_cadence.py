@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ncclwatch.engine.slow.cadence import FEWEST_CALLS, Cadences
-from ncclwatch.engine.slow.order import MOST_CALLS, UNMADE_RECORDS
+from ncclwatch.collect.cadence import FEWEST_CALLS, Cadences
+from ncclwatch.collect.call_order import MOST_CALLS, UNMADE_RECORDS
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 
 TENSOR, DATA, PIPE = 0x1000, 0x2000, 0x3000
@@ -168,7 +168,7 @@ class TestCadence:
         assert [call.ways for call in order.calls][-2:] == [[None], [(True, 79)]]
 
     def test_the_more_processes_the_fewer_calls_of_each(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ncclwatch.engine.slow.cadence.ALL_CALLS", 1000)
+        monkeypatch.setattr("ncclwatch.collect.cadence.ALL_CALLS", 1000)
         cadences = Cadences()
         for turn in range(30):
             for host in "abcde" if turn else "a":
@@ -176,7 +176,7 @@ class TestCadence:
                     calls([(Function.ALL_REDUCE, TENSOR, -1)] * 40, [turn + 0.01 * k for k in range(40)]), source=host
                 )
         assert {len(order.calls) for order in cadences.orders.values()} == {200}
-        monkeypatch.setattr("ncclwatch.engine.slow.cadence.ALL_CALLS", 10)
+        monkeypatch.setattr("ncclwatch.collect.cadence.ALL_CALLS", 10)
         cadences.add_calls(calls([(Function.ALL_REDUCE, TENSOR, -1)] * 40, [90 + 0.01 * k for k in range(40)]), source="f")
         assert len(cadences.orders["f", 7].calls) == 40 and len(cadences.orders["a", 7].calls) == 200, (
             "it shrinks when there are new ones"
