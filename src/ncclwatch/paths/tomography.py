@@ -215,7 +215,7 @@ def _by_shifts(a: Floats, b: Floats) -> float:
 def _groups(told: Mapping[Pair, float]) -> list[tuple[tuple[int, ...], float]]:
     """Flows joined by pairs, surest first, where at least half of the pairs between two groups are told: one pair that is told by
     chance joins no bottlenecks. With the largest chance that joined each group."""
-    group = {flow: (flow,) for pair in told for flow in pair}
+    group: dict[int, tuple[int, ...]] = {flow: (flow,) for pair in told for flow in pair}
     weakest: dict[tuple[int, ...], float] = {}
     for (a, b), chance in sorted(told.items(), key=lambda item: item[1]):
         one, other = group[a], group[b]
