@@ -18,7 +18,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations
 
 import numpy as np
 
@@ -42,6 +42,8 @@ ALIKE = 0.67
 """Of all that two flows on a link suffer from, this part is common to both."""
 SAME_TIMES = 0.02
 """Flows that send at the same times differ in this part of the looks at most."""
+JOINED = 0.5
+"""Two groups are one when this part of the pairs between them is told: one pair that is told by chance joins no bottlenecks."""
 BIN_S = 3.0
 """Seconds of one look: a recording lists flows every two seconds, at the next sample."""
 MAX_FLOWS = 256
@@ -91,7 +93,7 @@ def shared(rates: Floats) -> list[Shared]:
     """Groups of flows that seem to share a bottleneck. ``rates`` (looks, flows) in bytes a second, 0 or NaN where one did not
     send; looks are at even distances."""
     slow = slowness(rates)
-    if slow.shape[0] < FEWEST_LOOKS:
+    if slow.shape[0] < FEWEST_LOOKS or slow.shape[1] < 2:
         return []
     vary = np.nansum(slow, axis=0)
     # A flow that never drops may still be what others drop for.
@@ -108,11 +110,9 @@ class _Company:
         sends = np.isfinite(slow)
         self.kind = _kinds(sends)
         self.members = Counter(self.kind)
-        first = {kind: self.kind.index(kind) for kind in self.members}
         # Who always sends, or never, explains nothing: his company is known by what both suffer from.
-        both = {kind: min(sends[:, at].sum(), (~sends[:, at]).sum()) for kind, at in first.items()}
-        self.varying = [kind for kind, looks in both.items() if looks >= FEWEST_DROPS]
-        self._when = np.array([sends[:, first[kind]] for kind in self.varying], np.float64).T.reshape(len(slow), -1)
+        self.varying = [k for k in self.members if min(sends[:, k].sum(), (~sends[:, k]).sum()) >= FEWEST_DROPS]
+        self._when = sends[:, self.varying].astype(np.float64)
         found = [self._suffers(slow[:, flow], self.kind[flow]) for flow in range(slow.shape[1])]
         self.chance = [chances for chances, _ in found]
         self.rest = np.stack([rest for _, rest in found], axis=1)
@@ -213,16 +213,18 @@ def _by_shifts(a: Floats, b: Floats) -> float:
 
 
 def _groups(told: Mapping[Pair, float]) -> list[tuple[tuple[int, ...], float]]:
-    """Flows joined by pairs, surest first, where at least half of the pairs between two groups are told: one pair that is told by
-    chance joins no bottlenecks. With the largest chance that joined each group."""
+    """Flows joined by pairs, surest first, where enough of the pairs between two groups are told. With the largest chance that
+    joined each group."""
     group: dict[int, tuple[int, ...]] = {flow: (flow,) for pair in told for flow in pair}
+    is_told = np.zeros((max(group, default=0) + 1,) * 2, np.bool_)
+    for a, b in told:
+        is_told[a, b] = is_told[b, a] = True
     weakest: dict[tuple[int, ...], float] = {}
     for (a, b), chance in sorted(told.items(), key=lambda item: item[1]):
         one, other = group[a], group[b]
         if one == other:
             continue
-        across = [tuple(sorted(pair)) in told for pair in product(one, other)]
-        if 2 * sum(across) >= len(across):
+        if is_told[np.ix_(one, other)].mean() >= JOINED:
             joined = tuple(sorted(one + other))
             weakest[joined] = max(chance, weakest.get(one, 0.0), weakest.get(other, 0.0))
             group |= dict.fromkeys(joined, joined)

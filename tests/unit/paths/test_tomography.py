@@ -79,6 +79,7 @@ def test_few_looks_and_steady_rates_tell_nothing() -> None:
     rates, _ = simulated(0)
     assert shared(rates[: FEWEST_LOOKS - 1]) == [] and shared(np.full((LOOKS, 4), 9.0)) == []
     assert shared(np.zeros((LOOKS, 3))) == [] and shared(np.full((LOOKS, 3), np.nan)) == []
+    assert shared(np.zeros((LOOKS, 0))) == shared(rates[:, :1]) == []
 
 
 def test_slowness_is_of_what_was_sent() -> None:
