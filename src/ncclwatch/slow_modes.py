@@ -294,17 +294,14 @@ class MegaTrace:
 
     def judge(self, job: Job, watch: SlowWatch) -> Verdict | None:
         """Take the windows that are new and say what is flagged; ``None`` where nothing is. O(windows of the job's hosts)."""
-        groups: dict[tuple[object, ...], Group] = {
-            (member.info.host, member.info.pid, group.hash, rank): group
-            for group in reversed(job.groups.values()) for rank, (member, _) in group.members.items()
-        }  # fmt: skip
         hosts = watch.network.hosts if watch.network is not None else {}
         flagged = []
         for host in sorted({member.info.host for member in job.members} & hosts.keys()):
             for place, kept in hosts[host].work.items():
                 last = kept[-1]
-                group = groups.get((host, last.pid, last.comm_hash, last.rank))
-                if last.scope is not Scope.PEER or group is None or last.rank is None or last.peer is None:
+                if last.scope is not Scope.PEER or last.comm_hash is None or last.rank is None or last.peer is None:
+                    continue
+                if (group := next(job.of_rank(last.comm_hash, last.rank, (host, last.pid)), None)) is None:
                     continue
                 flow = self._flows.setdefault(place, _Flow(group, last, (last.rank, last.peer)))
                 flow.group = group

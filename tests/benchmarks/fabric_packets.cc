@@ -3,7 +3,7 @@
 // Input: "nodes links flows", then a line a directed link "from to Mb/s" (both directions are given, each with its own rate, as two
 // one-way uses of one device pair of the larger rate would mix them: each directed link is a device pair of its own), then a line a
 // flow: number of its nodes and the links it takes. Every flow has a source and a sink of its own, beyond its first and last link.
-// Output: bytes a second that each flow delivered from the first second to the end.
+// Argument: seconds that are counted. Output: bytes a second that each flow delivered in these, which begin after the first second.
 #include "ns3/applications-module.h"
 #include "ns3/core-module.h"
 #include "ns3/internet-module.h"
@@ -11,6 +11,7 @@
 #include "ns3/point-to-point-module.h"
 #include "ns3/traffic-control-module.h"
 
+#include <cstdlib>
 #include <iostream>
 #include <vector>
 
@@ -18,7 +19,6 @@ using namespace ns3;
 
 namespace {
 const double kWarm = 1.0;
-const double kEnd = 4.0;
 
 struct Wire {
     uint32_t from, to, out, back;  // nodes; interface of `from` towards `to`, and of `to` towards `from`
@@ -53,7 +53,8 @@ Ptr<Ipv4StaticRouting> Routes(Ptr<Node> node) {
 }
 }  // namespace
 
-int main() {
+int main(int, char** argv) {
+    const double counted = atof(argv[1]);
     uint32_t count, links, flows;
     std::cin >> count >> links >> flows;
     Config::SetDefault("ns3::TcpSocket::SegmentSize", UintegerValue(1448));
@@ -96,8 +97,8 @@ int main() {
     Simulator::Schedule(Seconds(kWarm), [&] {
         for (uint32_t i = 0; i < flows; ++i) before[i] = sinks[i]->GetTotalRx();
     });
-    Simulator::Stop(Seconds(kEnd));
+    Simulator::Stop(Seconds(kWarm + counted));
     Simulator::Run();
-    for (uint32_t i = 0; i < flows; ++i) std::cout << double(sinks[i]->GetTotalRx() - before[i]) / (kEnd - kWarm) << "\n";
+    for (uint32_t i = 0; i < flows; ++i) std::cout << double(sinks[i]->GetTotalRx() - before[i]) / counted << "\n";
     Simulator::Destroy();
 }

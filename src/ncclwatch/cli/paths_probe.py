@@ -13,8 +13,10 @@ import typer
 
 from ncclwatch.cli.options import JsonOption
 from ncclwatch.cli.output import emit, emit_json, note
+from ncclwatch.cli.probe import DEFAULT_PORT
 from ncclwatch.errors import TargetError, UsageError
 from ncclwatch.model.paths import Hops, Load, PathKey, Probe, Protocol, SeenPath
+from ncclwatch.pathprobe.token import TOKEN_VARIABLE, read_token
 from ncclwatch.paths.measured import MeasuredFlow
 from ncclwatch.paths.ports import LOWEST
 from ncclwatch.paths.probed import SCHEMA, ProbeFile
@@ -28,6 +30,11 @@ MAX_NUMBERS = 256
 PortsOption = Annotated[
     str,
     typer.Option("--ports", metavar="PORTS", help="Ports that the next communicator will listen on: 26000,26001 or 26000-26003."),
+]
+
+TokenOption = Annotated[
+    Path | None,
+    typer.Option("--token-file", help=f"For --udp --queues: the secret of 'ncclwatch probe --listen' (or ${TOKEN_VARIABLE})."),
 ]
 
 
@@ -53,13 +60,14 @@ def probe(
             metavar="ROUNDS",
             min=0,
             max=1000,
-            help="Tell paths apart by queues too, against 'ncclwatch paths answer' there.",
+            help="Tell paths apart by queues too, against 'ncclwatch paths answer' there; with --udp 'ncclwatch probe --listen'.",
         ),
     ] = 0,
     lldp: Annotated[
         float,
         typer.Option("--lldp", metavar="SECONDS", min=0.0, max=600.0, help="Hear which switches the NICs are plugged into: 35."),
     ] = 0.0,
+    token_file: TokenOption = None,
     looks: Annotated[int, typer.Option("--looks", min=1, max=20, help="Times that each path is followed.")] = 2,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write what was seen to a file.")] = None,
     as_json: JsonOption = False,
@@ -69,17 +77,16 @@ def probe(
     from ncclwatch.pathprobe.look import Asked, look, own_address, roce, with_switches
 
     protocol = Protocol.UDP if udp else Protocol.TCP
-    if udp and queues:
-        raise UsageError("queues are told over TCP only", "leave --queues or --udp out")
     source_ports = numbers(sources or (ROCE_SOURCES if udp else SOURCES), "--sources")
     offered = numbers(ports, "--ports")
     wanted = roce(source_ports) if udp else [(offered[i % len(offered)], one) for i, one in enumerate(source_ports)]
     running = flows_of([flows]) if flows is not None else []
+    token = read_token(token_file) if udp and queues else b""
     made = []
     for where in destinations:
         destination = address(where)
         live = _between(running, own_address(destination), destination)
-        asked = Asked(destination, wanted, live, protocol, looks=looks, rounds=queues)
+        asked = Asked(destination, wanted, live, protocol, looks=looks, rounds=queues, listener=(DEFAULT_PORT, token))
         made.append(look(asked, socket.gethostname()))
     if lldp:
         made = with_switches(made, lldp)

@@ -28,7 +28,7 @@ MAX_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Flows whose rates drop together."""
+    """Flows that seem to share a bottleneck, by their rates."""
 
     flows: tuple[MeasuredFlow, ...]
     confidence: float
@@ -72,7 +72,7 @@ def topology(
 
 
 def hints_of(recordings: Sequence[Path], flows: Sequence[MeasuredFlow]) -> list[Hint]:
-    """Flows of recordings whose rates drop together."""
+    """Flows of recordings that seem to share a bottleneck."""
     from ncclwatch.paths.tomography import series, shared
 
     by_key: dict[Hashable, MeasuredFlow] = {(*flow.connection, flow.channel): flow for flow in flows}
@@ -129,7 +129,7 @@ def screen(learned: Sequence[Edge], hints: Sequence[Hint], wrong: Sequence[Contr
     if len(learned) > MAX_ROWS:
         yield f"… and {len(learned) - MAX_ROWS} more links (all of them with --json)"
     for hint in hints:
-        text = f"{len(hint.flows)} flows seem to share a bottleneck: their rates drop together ({who(hint.flows)}"
+        text = f"{len(hint.flows)} flows seem to share a bottleneck, by their rates ({who(hint.flows)}"
         yield f"{style.warn('HINT')}  {text}; confidence {hint.confidence:.0%})"
     for one in wrong or ():
         yield f"{style.bad('CONTRADICTED')}  {one.text} (confidence {one.confidence:.0%})"

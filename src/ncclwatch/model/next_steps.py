@@ -1,4 +1,4 @@
-"""What to do next, in words, about what a verdict names: ``{host}`` and ``{pid}`` are filled in. All such words are here."""
+"""What to do next, in words, about what a verdict names or what is told beside it; what stands in braces is filled in."""
 
 from __future__ import annotations
 

@@ -11,7 +11,10 @@ from dataclasses import dataclass, replace
 from ncclwatch.errors import NcclwatchError, TargetError
 from ncclwatch.model.paths import Hops, PathKey, PathLoad, Probe, Protocol, SeenPath
 from ncclwatch.nic import lldp
-from ncclwatch.pathprobe import hops, segments, varied
+from ncclwatch.nic.rdma import read_ports
+from ncclwatch.pathprobe import hops, segments, varied, varied_rdma
+from ncclwatch.pathprobe.rdma import device_of
+from ncclwatch.pathprobe.verbs import VerbsError
 from ncclwatch.paths.bottlenecks import loads
 from ncclwatch.paths.ports import ROCE_PORT
 from ncclwatch.paths.probed import alike, joined, wrong_rate
@@ -21,7 +24,8 @@ from ncclwatch.paths.probed import alike, joined, wrong_rate
 class Asked:
     """What to look at: ``paths`` by attempts of our own, ``live`` five-tuples of running flows, each (port, source port).
 
-    ``looks`` times, at least ``apart_s`` apart; ``rounds`` > 0: exchanges with a listener of ours for queues.
+    ``looks`` times, at least ``apart_s`` apart; ``rounds`` > 0: exchanges with a listener of ours for queues, over UDP that of
+    'ncclwatch probe --listen' (``listener``: its TCP port, the secret that it knows).
     """
 
     destination: str
@@ -32,6 +36,7 @@ class Asked:
     apart_s: float = 0.2
     rounds: int = 0
     effort: hops.Effort = hops.THOROUGH
+    listener: tuple[int, bytes] = (0, b"")
 
 
 def own_address(destination: str) -> str:
@@ -93,7 +98,7 @@ def look(asked: Asked, host: str, first: Sequence[hops.Trace] = ()) -> Probe:
         seen.append(found)
     every = list(dict.fromkeys([*asked.paths, *asked.live]))
     by_look: list[list[Hops]] = [[found[path].hops if path in found else () for path in every] for found in seen]
-    queued = _queues(asked) if asked.rounds else {}
+    queued = _queues(asked, source) if asked.rounds else {}
     running = set(asked.live)
     paths = tuple(
         _seen(path, [found[path] for found in seen if path in found], path in running, queued.get(path)) for path in every
@@ -119,14 +124,30 @@ def _live(asked: Asked, source: str, own: Sequence[hops.Trace]) -> list[hops.Tra
     return segments.traces(source, asked.destination, asked.live, min(before))
 
 
-def _queues(asked: Asked) -> Mapping[PathKey, PathLoad]:
+def _queues(asked: Asked, source: str) -> Mapping[PathKey, PathLoad]:
+    if asked.protocol is Protocol.UDP:
+        device = _rdma_port(source)
+        # A queue pair of ours may leave by the port of a running flow: it waits where that flow does.
+        ports = list(dict.fromkeys(port for _, port in (*asked.live, *asked.paths)))
+        tcp_port, token = asked.listener
+        trips = varied_rdma.probe(device, (asked.destination, tcp_port), ports, asked.rounds, token)
+        return loads({(ROCE_PORT, port): each for port, each in trips.items()})
     rows = varied.probe(asked.destination, asked.paths, asked.rounds)
-    if not any(trips for _, _, trips in rows):
+    if not any(each for _, _, each in rows):
         raise TargetError(
             f"nobody answers at {asked.destination} on the probed ports",
             f"run 'ncclwatch paths answer {asked.destination} --ports ...' there",
         )
-    return loads({(port, source): [there for there, _ in trips] for port, source, trips in rows})
+    return loads({(port, source_port): [there for there, _ in each] for port, source_port, each in rows})
+
+
+def _rdma_port(source: str) -> tuple[str, int]:
+    try:
+        return device_of(source, read_ports())
+    except VerbsError:
+        raise TargetError(
+            f"no RDMA port here has the address {source}", "see 'ncclwatch doctor', or probe without --queues"
+        ) from None
 
 
 def _seen(path: PathKey, traces: Sequence[hops.Trace], live: bool, load: PathLoad | None) -> SeenPath:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from ncclwatch.nic.rdma import SYS, RdmaPort, read_ports
@@ -11,11 +13,15 @@ from ncclwatch.pathprobe.channel import Channel, ChannelError
 from ncclwatch.pathprobe.outcome import Answer, Outcome
 from ncclwatch.pathprobe.tcp import ProbeEndedError, connected
 from ncclwatch.pathprobe.verbs import Address, QueuePairProbe, VerbsError
+from ncclwatch.paths.ports import LOWEST
+from ncclwatch.text import clean
 from ncclwatch.wire import abi
 
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ETIMEDOUT, errno.EADDRNOTAVAIL, errno.EINVAL)
 """What moving a queue pair to "ready to receive" fails with when the kernel cannot resolve the other end's address."""
 
+MOST_PAIRS = 96
+"""Bound: queue pairs of one caller."""
 _NOBODY = (abi.Status.RETRY_EXC_ERR, abi.Status.RESP_TIMEOUT_ERR)
 
 
@@ -54,13 +60,8 @@ def probe_rdma(
 
 
 def _agree_and_write(queue_pair: QueuePairProbe, channel: Channel, count: int, timeout_s: float, name: str) -> Outcome:
-    channel.send({"op": "rdma", "address": queue_pair.address.to_json()})
-    answer = channel.receive()
-    if "address" not in answer:
-        detail = f"the other end cannot: {str(answer.get('error', 'no reason given'))[:300]}"
-        return Outcome("rdma", Answer.UNAVAILABLE, detail, name)
     try:
-        queue_pair.connect(Address.from_json(answer["address"]))
+        agree(queue_pair, channel)
     except VerbsError as error:
         if error.code in _NO_ROUTE:
             return Outcome("rdma", Answer.NO_ROUTE, f"no way to the other end's address: {error.message}", name)
@@ -68,6 +69,17 @@ def _agree_and_write(queue_pair: QueuePairProbe, channel: Channel, count: int, t
     outcome = _write(queue_pair, count, timeout_s, name)
     channel.send({"op": "done"})
     return outcome
+
+
+def agree(queue_pair: QueuePairProbe, channel: Channel, source_port: int = 0, back: int = 0) -> None:
+    """Connect to a queue pair of the listener's: ours sends by this source port, its answers leave by ``back`` (0: as drivers
+    choose). Raises :class:`VerbsError`, also for what the other end cannot do.
+    """
+    channel.send({"op": "rdma", "address": queue_pair.address.to_json(), "source_port": back})
+    answer = channel.receive()
+    if "address" not in answer:
+        raise VerbsError(f"the other end cannot: {clean(str(answer.get('error', 'no reason given')), 300)}")
+    queue_pair.connect(Address.from_json(answer["address"]), source_port)
 
 
 def _write(queue_pair: QueuePairProbe, count: int, timeout_s: float, name: str) -> Outcome:
@@ -88,19 +100,30 @@ def _write(queue_pair: QueuePairProbe, count: int, timeout_s: float, name: str) 
 
 
 def serve_rdma(channel: Channel, message: dict[str, object], device: str, port: int, gid_index: int | None, local: str) -> None:
-    """The listener's part: a queue pair towards the caller's, kept until the caller is done or gone.
+    """The listener's part: a queue pair towards each of the caller's, kept until the caller is done or gone.
 
     ``device`` is the listener's own choice, ``""`` for the one that has the address the caller came to.
     """
     try:
-        other = Address.from_json(message.get("address"))
-        chosen, number = (device, port) if device else device_of(local, read_ports())
-        with QueuePairProbe(chosen, number, gid_index) as queue_pair:
-            queue_pair.connect(other)
-            channel.send({"address": queue_pair.address.to_json()})
-            channel.receive()
+        with ExitStack() as stack:
+            for _ in range(MOST_PAIRS):
+                other, source_port = Address.from_json(message.get("address")), _port_in(message)
+                chosen, number = (device, port) if device else device_of(local, read_ports())
+                queue_pair = stack.enter_context(QueuePairProbe(chosen, number, gid_index))
+                queue_pair.connect(other, source_port)
+                channel.send({"address": queue_pair.address.to_json()})
+                message = channel.receive()
+                if message.get("op") != "rdma":
+                    return
+            raise VerbsError(f"more than {MOST_PAIRS} queue pairs are not made for one caller")
     except VerbsError as error:
         channel.send({"error": str(error)[:500]})
+
+
+def _port_in(message: Mapping[str, object]) -> int:
+    """The source port that the caller asks for; 0 for none, or for one that is none of RoCE's."""
+    asked = message.get("source_port", 0)
+    return asked if isinstance(asked, int) and LOWEST <= asked <= 65535 else 0
 
 
 def device_of(local: str, ports: list[RdmaPort]) -> tuple[str, int]:

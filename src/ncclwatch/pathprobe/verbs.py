@@ -20,11 +20,14 @@ from typing import Any, ClassVar
 
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.nic.rdma import SYS, RdmaPort, read_port
+from ncclwatch.paths.ports import label_of
 from ncclwatch.wire import abi
 
 DEPTH = 16
 TIMEOUT_EXPONENT = 14
 """Local acknowledge timeout 4.096 µs × 2^14 = 67 ms (IBTA 9.7.6.1.3)…"""
+PATIENT_EXPONENT = 18
+"""…or 1.1 s, where acknowledgements are expected to wait in queues…"""
 RETRIES = 3
 """…and so often again: a dead path is told within a second or two."""
 HOP_LIMIT = 64
@@ -310,9 +313,10 @@ class QueuePairProbe:
     def _word32(address: int) -> int:
         return c_uint32.from_address(address).value
 
-    def connect(self, other: Address) -> None:
-        """Bring the queue pair to "ready to send" towards the other end; raises :class:`VerbsError`, with the errno of a missing
-        route where the kernel finds none.
+    def connect(self, other: Address, source_port: int = 0) -> None:
+        """Bring the queue pair to "ready to send" towards the other end, over RoCE v2 by this source port (0: the driver's).
+
+        Raises :class:`VerbsError`, with the errno of a missing route where the kernel finds none.
         """
         init = QpAttr(qp_state=int(abi.QpState.INIT), port_num=self.port, qp_access_flags=_REMOTE_WRITE)
         self._modify(init, _STATE | _PKEY_INDEX | _PORT | _ACCESS)
@@ -330,10 +334,11 @@ class QueuePairProbe:
         ready.ah_attr.grh.dgid.raw[:] = list(_gid_bytes(other.gid))
         ready.ah_attr.grh.sgid_index = self._gid_index
         ready.ah_attr.grh.hop_limit = HOP_LIMIT
+        ready.ah_attr.grh.flow_label = label_of(source_port) if source_port else 0
         self._modify(ready, _STATE | _AV | _PATH_MTU | _DEST_QPN | _RQ_PSN | _MAX_DEST_RD | _MIN_RNR)
         send = QpAttr(
             qp_state=int(abi.QpState.RTS),
-            timeout=TIMEOUT_EXPONENT,
+            timeout=PATIENT_EXPONENT if source_port else TIMEOUT_EXPONENT,
             retry_cnt=RETRIES,
             rnr_retry=RETRIES,
             sq_psn=self._psn,

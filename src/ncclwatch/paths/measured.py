@@ -64,12 +64,12 @@ def links_of(probe: Probe, seen: SeenPath) -> tuple[Link, ...]:
 
 
 def where_now(flows: Sequence[MeasuredFlow], probes: Sequence[Probe]) -> list[tuple[Link, ...]]:
-    """The links of each running flow, by routers where its own five-tuple was followed, else by queues: flows that wait, while
-    some paths between the same addresses are empty, are on the queued ones. Nothing where neither tells."""
+    """The links of each running flow: by its own five-tuple where that was followed, or probed for queues (RoCE); else flows that
+    wait, while some paths between the same addresses are empty, are on the queued ones. Nothing where neither tells."""
     found: dict[MeasuredFlow, tuple[Link, ...]] = {}
     for probe in probes:
         mine = [flow for flow in flows if (flow.source, flow.destination) == (probe.source, probe.destination)]
-        told = {seen.path: links_of(probe, seen) for seen in probe.paths if seen.told}
+        told = {seen.path: links for seen in probe.paths if (seen.told or seen.live) and (links := links_of(probe, seen))}
         found |= {flow: told[flow.port, flow.source_port] for flow in mine if (flow.port, flow.source_port) in told}
         waiting = crowd(
             {flow: flow.waits for flow in mine if flow not in found and flow.waits is not None},

@@ -38,6 +38,11 @@ def label_to_port(label: int) -> int:
     return (label & 0x3FFF) ^ ((label & 0xFC000) >> 14) | LOWEST
 
 
+def label_of(port: int) -> int:
+    """A flow label that gives this source port (:data:`LOWEST` and above). 0 would be none: then two bits that cancel out."""
+    return port & 0x3FFF or 1 << 14 | 1
+
+
 def of_both(local: int, remote: int) -> int:
     """``rdma_get_udp_sport`` with flow label 0: both ends send from the same port. A label that comes out as 0 stays 0."""
     return label_to_port(flow_label(local, remote))

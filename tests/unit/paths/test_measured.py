@@ -31,7 +31,8 @@ OWN = tuple(seen(700 + number, number % 2, 26000 + number // 2 % 2) for number i
 
 
 def probe(*paths: SeenPath, wrong: float = 0.0, **more: object) -> Probe:
-    return Probe("a", A, B, Protocol.TCP, 1.0, wrong, paths, **more)  # type: ignore[arg-type]
+    protocol = Protocol.UDP if any(one.port == ROCE_PORT for one in paths) else Protocol.TCP
+    return Probe("a", A, B, protocol, 1.0, wrong, paths, **more)  # type: ignore[arg-type]
 
 
 def test_two_flows_on_one_spine_are_found_and_moved_apart() -> None:
@@ -119,6 +120,22 @@ def test_by_queues_flows_that_wait_crowd() -> None:
     assert sorted(choice.links[0][1] for choice in found.chosen if choice) == ["empty", "queued"]
     idle = [replace(one, waits=(120.0, 100.0)) for one in FLOWS]
     assert not plan(idle, [probe(*quiet)], floor=0.05).crowded
+
+
+def test_queues_under_the_ports_of_running_flows_of_roce_tell_where_they_are() -> None:
+    """Queue pairs of our own leave by the same source ports as the job's: no round trip of the job's is needed."""
+    flows = [flow(channel, 50001 + channel, port=ROCE_PORT) for channel in range(2)]
+    paths = [
+        SeenPath(ROCE_PORT, port, live=port < 50003, load=load, load_confidence=0.99, waited=9, probes=20)
+        for port, load in ((50001, Load.QUEUED), (50002, Load.QUEUED), (50003, Load.QUEUED), (50004, Load.EMPTY))
+    ]
+    found = plan(flows, [probe(*paths)], floor=0.05)
+    (crowded,) = found.crowded
+    assert crowded.link[1] == "queued" and crowded.flows == tuple(flows)
+    assert found.gains[0].before_known and found.gains[0].gain == pytest.approx(1.0)
+    assert sorted(choice.source_port for choice in found.chosen if choice) == [50003, 50004]
+    apart = [replace(paths[0]), replace(paths[1], load=Load.EMPTY), *paths[2:]]
+    assert not plan(flows, [probe(*apart)], floor=0.05).crowded
 
 
 def test_links_are_between_routers_that_answered() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ncclwatch.paths.ports import LOWEST, RULES, flow_label, label_to_port, of_both, of_local, predict, release, rule_of
+from ncclwatch.paths.ports import LOWEST, RULES, flow_label, label_of, label_to_port, of_both, of_local, predict, release, rule_of
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,11 @@ from ncclwatch.paths.ports import LOWEST, RULES, flow_label, label_to_port, of_b
 def test_both_queue_pairs(local: int, remote: int, label: int, port: int) -> None:
     assert flow_label(local, remote) == flow_label(remote, local) == label
     assert label_to_port(label) == of_both(local, remote) == port
+
+
+@pytest.mark.parametrize("port", [LOWEST, LOWEST + 1, 50001, 65535])
+def test_a_label_for_a_port(port: int) -> None:
+    assert label_to_port(label_of(port)) == port and label_of(port) != 0
 
 
 @pytest.mark.parametrize(
