@@ -148,8 +148,8 @@ def by_process(events: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
     """Begins of operations and groups (and their ends), sorted by process and time, and each process's bounds."""
     function = events["function"]
     read = (events["flags"] & np.uint16(Flag.COMM_READ)) != 0
-    calls = events[(events["kind"] == Kind.ENTER) & np.isin(function, _ORDERED) & (read | np.isin(function, MARKS))]
-    calls = calls[np.lexsort((calls["time_ns"], calls["pid"]))]
+    at = np.flatnonzero((events["kind"] == Kind.ENTER) & np.isin(function, _ORDERED) & (read | np.isin(function, MARKS)))
+    calls = events[at[np.lexsort((events["time_ns"][at], events["pid"][at]))]]
     return calls, bounds_of(calls["pid"])
 
 

@@ -192,23 +192,26 @@ class Ledger:
             place = source, pid, address
             if place in self.point_to_point or len(self.point_to_point) < self.max_rows:
                 self.point_to_point.setdefault(place, Counter())[function, peer] += number
-        number = self._add_collectives(events[enters & read & np.isin(events["function"], COLLECTIVES)], source)
+        collective = np.flatnonzero(enters & read & np.isin(events["function"], COLLECTIVES))
+        number = self._add_collectives(events, collective, source)
         if lost:
             self.lose(source)
         return number
 
-    def _add_collectives(self, calls: NDArray[Any], source: str) -> int:
-        _, first, inverse = np.unique(mix(calls["pid"], calls["comm"]), return_index=True, return_inverse=True)
-        places = calls[["pid", "comm"]][first].tolist()
+    def _add_collectives(self, events: NDArray[Any], at: NDArray[np.int64], source: str) -> int:
+        """Of the records those at some places. (Records are wide: those that are asked for are copied once, in their order.)"""
+        pids, addresses = events["pid"][at], events["comm"][at]
+        _, first, inverse = np.unique(mix(pids, addresses), return_index=True, return_inverse=True)
+        places = zip(pids[first].tolist(), addresses[first].tolist(), strict=True)
         row = np.array([self._row((source, pid, address)) for pid, address in places], np.int64)[inverse]
         order = np.argsort(row, kind="stable")[np.count_nonzero(row < 0) :]
-        calls, row = calls[order], row[order]
+        row = row[order]
         touched, starts, sizes = np.unique(row, return_index=True, return_counts=True)
         within = np.arange(len(row)) - np.repeat(starts, sizes)
         # Of a batch longer than the ring only the newest survive; numpy keeps the last write of equal indices.
-        self.operations[row, (self.called[row] + within) % self.depth] = _operations(calls)
+        self.operations[row, (self.called[row] + within) % self.depth] = _operations(events, at[order])
         self.called[touched] += sizes
-        return len(calls)
+        return len(order)
 
     def note_count(self, row: int, counted: int, until_ns: int) -> None:
         """Remember by how much NCCL's count, raised after a call is recorded, exceeds the calls seen by then: the most ever."""
@@ -272,12 +275,12 @@ def _grown(array: NDArray[Any], more: int) -> NDArray[Any]:
 _AGREED = ("function", "count", "datatype", "redop", "peer")
 
 
-def _operations(calls: NDArray[Any]) -> NDArray[Any]:
-    operations = np.empty(len(calls), OPERATION_DTYPE)
+def _operations(events: NDArray[Any], at: NDArray[np.int64]) -> NDArray[Any]:
+    operations = np.empty(len(at), OPERATION_DTYPE)
     for name in ("time_ns", "op_count", "count", "function", "peer"):
-        operations[name] = calls[name]
-    operations["datatype"] = calls["datatype"].astype(np.int8)
-    operations["redop"] = np.clip(calls["redop"], -1, 127).astype(np.int8)
+        operations[name] = events[name][at]
+    operations["datatype"] = events["datatype"][at].astype(np.int8)
+    operations["redop"] = np.clip(events["redop"][at], -1, 127).astype(np.int8)
     operations["signature"] = mix(*(operations[name] for name in _AGREED)) | np.uint64(1)
     return operations
 

@@ -32,15 +32,21 @@ MANY_FILES, CHUNK = 64, 8
 """From so many dumps on one a CPU is read at a time, so many of them by a process before it hands them over."""
 _RANK = re.compile(r"rank[_\-.]?(\d{1,7})", re.IGNORECASE)
 _LAST = re.compile(r"(\d{1,7})(?=\D*$)")
+_ALONE = re.compile(r"(\d{1,7})")
 _NUMBER = re.compile(r"\d+")
 _SUFFIX = re.compile(r"\.(json|pkl|pickle|bin|dump|trace)$", re.IGNORECASE)
 
 
 def rank_of(path: Path) -> tuple[str, int] | None:
-    """The job's part of a file's name, and the rank: ``("nccl_trace_rank_", 3)``; ``None`` where it names no rank."""
-    name = path.name
-    found = _RANK.search(name) or _LAST.search(_SUFFIX.sub("", name))
-    return (name[: found.start(1)] + "*" + name[found.end(1) :], int(found[1])) if found is not None else None
+    """The job's part of a file's name, and the rank: ``("nccl_trace_rank_", 3)``. Of files that are called alike for all ranks it
+    is in the name of the folder (``rank_3/trace``, ``3/trace``). ``None`` where neither names a rank.
+    """
+    name, folder = path.name, path.parent.name
+    if (found := _RANK.search(name) or _LAST.search(_SUFFIX.sub("", name))) is not None:
+        return name[: found.start(1)] + "*" + name[found.end(1) :], int(found[1])
+    if (found := _RANK.search(folder) or _ALONE.fullmatch(folder)) is not None:
+        return f"{folder[: found.start(1)]}*{folder[found.end(1) :]}/{name}", int(found[1])
+    return None
 
 
 class FlightRecorder(Format):
@@ -56,7 +62,7 @@ class FlightRecorder(Format):
     def read(self, files: Sequence[Path]) -> Sequence[Ingested]:
         """One job for each prefix of names; of equal names in several folders one job where their ranks differ."""
         unnamed = [file for file in files if rank_of(file) is None]
-        problems = [f"{clean(str(file), 160)}: its name ends with no rank" for file in unnamed]
+        problems = [f"{clean(str(file), 160)}: its name has no rank" for file in unnamed]
         read = [_read_job(prefix, ranks) for prefix, ranks in _jobs(files)]
         found = [ingested for ingested in read if isinstance(ingested, Ingested)]
         problems += [line for lines in read if not isinstance(lines, Ingested) for line in lines]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.collect.functions import function
-from ncclwatch.ingest.flight_recorder_rank import GroupName, RankDump, State
+from ncclwatch.ingest.flight_recorder_rank import ENTRY_DTYPE, GroupName, RankDump, State
 from ncclwatch.model.device import DeviceCommunicator, DeviceOperation, DeviceSample
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from ncclwatch.model.identity import ProcessKey
@@ -235,10 +235,10 @@ class FlightJob:
         samples = {one.rank: self._counted_as(self._samples[one.rank], least) for one in self.ranks}
         for turn, moment in enumerate(self.moments):
             for part in parts:
-                events = [self._events(one, least) for one in part] if turn == 0 else []
+                events = self._events(part, least) if turn == 0 else None
                 yield NodeBatch(
                     host=host_of(part[0].rank), boot_id=host_of(part[0].rank), sequence=turn, time_ns=moment, wall_ns=moment,
-                    interval_s=max(1.0, self.waited_s), looked=True, events=np.concatenate(events) if events else None,
+                    interval_s=max(1.0, self.waited_s), looked=True, events=events,
                     samples=tuple(replace(samples[one.rank], time_ns=moment, wall_ns=moment) for one in part),
                 )  # fmt: skip
 
@@ -286,27 +286,36 @@ class FlightJob:
         come = part.rows["state"] >= least
         return int(part.rows["sequence"].max(initial=self.base - 1, where=come)) - self.base + 1
 
-    def _events(self, one: RankDump, least: State) -> NDArray[Any]:
-        told = [(part, _told(part, least)) for part in self.parts[one.rank]]
-        events = np.zeros(sum(part.from_birth + len(rows) for part, rows in told), EVENT_DTYPE)
-        events["pid"] = events["tid"] = FIRST_PID + one.rank
-        events["flags"], at = Flag.COMM_READ, 0
-        for part, rows in told:
-            made = events[at : at + part.from_birth + len(rows)]
-            made["comm"], made["comm_hash"] = part.group.address, part.group.hash
-            made["rank"], made["nranks"] = part.group.places[one.rank], len(part.group.ranks)
-            made[: part.from_birth]["kind"], made[: part.from_birth]["function"] = Kind.LEAVE, Function.COMM_INIT_RANK
-            self._call(made[part.from_birth :], rows)
-            at += len(made)
-        return events[np.argsort(events["time_ns"], kind="stable")]
-
-    def _call(self, events: NDArray[Any], rows: NDArray[Any]) -> None:
-        """Fill events of calls in."""
-        events["kind"] = Kind.ENTER
+    def _events(self, ranks: Sequence[RankDump], least: State) -> NDArray[Any]:
+        """The calls of some ranks, one rank after the other, each in the order of their times; before them that a communicator
+        was made, where all its calls are known.
+        """
+        parts = [(one.rank, part) for one in ranks for part in self.parts[one.rank]]
+        told = [_told(part, least) for _, part in parts]
+        sizes = [part.from_birth + sum(map(len, rows)) for (_, part), rows in zip(parts, told, strict=True)]
+        entries, at = np.zeros(sum(sizes), ENTRY_DTYPE), 0
+        births: list[int] = []
+        for (_, part), several in zip(parts, told, strict=True):
+            births += [at] * part.from_birth
+            at += part.from_birth
+            for rows in several:
+                entries[at : at + len(rows)] = rows
+                at += len(rows)
+        events = np.zeros(len(entries), EVENT_DTYPE)
         for name in ("function", "datatype", "peer", "count"):
-            events[name] = rows[name]
-        events["time_ns"] = np.maximum(rows["created_ns"], 0)
-        events["op_count"] = np.maximum(rows["sequence"] - self.base, 0)
+            events[name] = entries[name]
+        events["time_ns"] = np.maximum(entries["created_ns"], 0)
+        events["op_count"] = np.maximum(entries["sequence"] - self.base, 0)
+        events["kind"], events["flags"] = Kind.ENTER, Flag.COMM_READ
+        events["kind"][births], events["function"][births] = Kind.LEAVE, Function.COMM_INIT_RANK
+        places = [
+            (FIRST_PID + rank, part.group.address, part.group.hash, part.group.places[rank], len(part.group.ranks))
+            for rank, part in parts
+        ]
+        for name, values in zip(("pid", "comm", "comm_hash", "rank", "nranks"), zip(*places, strict=True), strict=False):
+            events[name] = np.repeat(np.array(values, EVENT_DTYPE[name]), sizes)
+        events["tid"] = events["pid"]
+        return events[np.lexsort((events["time_ns"], events["pid"]))]
 
 
 def _written(one: RankDump) -> int:
@@ -317,15 +326,16 @@ def _expires(one: RankDump) -> int:
     return one.expires_ns
 
 
-def _told(part: Part, least: State) -> NDArray[Any]:
-    """The calls of a part that have come as far as ``least``: collectives only where no number is missing between them."""
+def _told(part: Part, least: State) -> list[NDArray[Any]]:
+    """The calls of a part that have come as far as ``least``, collectives and messages: collectives only where no number is
+    missing between them.
+    """
     if not part.known:
-        return part.rows[:0]
-    rows = part.rows[part.rows["state"] >= least]
-    if least is not State.SCHEDULED and not bool((np.diff(rows["sequence"]) == 1).all()):
-        rows = rows[:0]
-    messages = part.messages[part.messages["state"] >= least]
-    return np.concatenate([rows, messages]) if len(messages) else rows
+        return []
+    if least is State.SCHEDULED:
+        return [part.rows, part.messages]
+    rows, messages = part.rows[part.rows["state"] >= least], part.messages[part.messages["state"] >= least]
+    return [rows, messages] if bool((np.diff(rows["sequence"]) == 1).all()) else [messages]
 
 
 def host_of(rank: int) -> str:

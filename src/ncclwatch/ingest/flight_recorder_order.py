@@ -151,8 +151,9 @@ def unlike(job: FlightJob, rank: int) -> tuple[OpenCall, str, str] | None:
     for part in job.parts.get(rank, ()):
         for row in part.rows[-NEWEST:]:
             own, number = _asked(row), int(row["sequence"])
-            peers = {_asked(found) for found in _peers_rows(job, part.group, rank, number)}
-            if own[0] and len(peers) == 1 and _differ(own, peer := peers.pop()):
+            others = map(_asked, _peers_rows(job, part.group, rank, number))
+            peer = next(others, own)
+            if own[0] and _differ(own, peer) and all(other == peer for other in others):
                 return OpenCall(part.group, number, own[0]), _text(own), _text(peer)
     return None
 

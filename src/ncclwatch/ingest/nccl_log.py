@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.collect.batch import NodeBatch, PlaneState
-from ncclwatch.ingest.base import Format, Ingested, IngestError
+from ncclwatch.ingest.base import HEAD_BYTES, Format, Ingested, IngestError
 from ncclwatch.ingest.moment import CONFIDENCE, STANDSTILL_S, UNTOLD
 from ncclwatch.ingest.nccl_log_lines import (
     COUNTED,
@@ -30,6 +30,7 @@ from ncclwatch.ingest.nccl_log_lines import (
     LogReader,
 )
 from ncclwatch.ingest.torch_watchdog import is_watchdogs
+from ncclwatch.ingest.torch_watchdog_culprits import name_culprits
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Communicator, Direction, ProcessInfo, ProcessSample, Transport, VersionSource
@@ -39,6 +40,8 @@ STANDSTILL_NS = STANDSTILL_S * 10**9
 BLIND = ("NCCL's log has what was called: what is open and how far it got is not in it",)
 NO_CALLS = "no call is in the log: none was made, or NCCL_DEBUG_SUBSYS did not name COLL"
 MAX_FILE_BYTES = 16 << 30
+SEARCHED_BYTES = 1 << 20
+"""Bound: bytes at either end of a text in which lines of NCCL are looked for."""
 MAX_PEERS = 4096
 SHOWN, SUMMED = 8, 2
 
@@ -50,9 +53,12 @@ class NcclLog(Format):
     what = "debug log of NCCL"
 
     def recognises(self, head: bytes, path: Path) -> bool:
-        """By a line that NCCL wrote, or PyTorch's watchdog."""
-        lines = [line.decode(errors="replace") for line in head.splitlines() if b"NCCL" in line]
-        return any(LINE.search(line) or is_watchdogs(line) for line in lines)
+        """By a line that NCCL wrote, or PyTorch's watchdog. A program may have said much before that, and a watchdog comes last:
+        of other text the beginning and the end are looked at.
+        """
+        if _has_lines(head):
+            return True
+        return len(head) >= HEAD_BYTES and b"\0" not in head and any(map(_has_lines, _ends(path)))
 
     def read(self, files: Sequence[Path]) -> Sequence[Ingested]:
         """All files together: processes that share communicators are of one job, which the engine finds out."""
@@ -77,6 +83,22 @@ class NcclLog(Format):
         blind = BLIND if reader.calls_logged else (*BLIND, NO_CALLS)
         batches = _batches(reader, written)
         return [Ingested(batches, problems, blind, list(_notes(reader)), str(files[0].parent), amend=partial(_amend, reader))]
+
+
+def _has_lines(text: bytes) -> bool:
+    lines = (line[:MAX_LINE_BYTES].decode(errors="replace") for line in text.splitlines())
+    return any(is_watchdogs(line) or LINE.search(line) for line in lines)
+
+
+def _ends(path: Path) -> Iterator[bytes]:
+    """The beginning and the end of a file, nothing where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            yield file.read(SEARCHED_BYTES)
+            file.seek(max(file.tell(), path.stat().st_size - SEARCHED_BYTES))
+            yield file.read(SEARCHED_BYTES)
+    except OSError:
+        return
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
@@ -118,6 +140,7 @@ def _amend(reader: LogReader, verdict: Verdict) -> Verdict:
     waits = (*_unplaced(reader), *islice(reader.watchdog.lines(), SHOWN))
     if not reader.processes:
         verdict = replace(verdict, summary="; ".join(waits[:SUMMED]))
+    verdict = name_culprits(verdict, reader.watchdog)
     confidence = min(verdict.confidence, CONFIDENCE) if verdict.culprits else verdict.confidence
     unobserved = (UNTOLD, *((NO_CALLS,) if not reader.calls_logged else ()), *verdict.unobserved)
     return replace(

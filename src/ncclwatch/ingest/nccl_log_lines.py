@@ -142,7 +142,7 @@ class LogReader:
         whole = True
         for raw in lines:
             self.lines += 1
-            if MARK in raw:
+            if b"NCCL INFO" not in raw and MARK.search(raw):
                 self.watchdog.take(raw[:MAX_LINE_BYTES].decode(errors="replace"))
             elif b"NCCL " in raw:
                 last = self._line(raw[:MAX_LINE_BYTES].decode(errors="replace").rstrip())

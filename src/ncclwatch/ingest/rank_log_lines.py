@@ -54,6 +54,7 @@ Words = NDArray[np.uint64]
 _HEXADECIMAL = np.zeros(256, np.bool_)
 _HEXADECIMAL[list(b"0123456789abcdefABCDEF")] = True
 _ZEROS = np.uint64(0x3030303030303030)
+_ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(slots=True)
@@ -100,22 +101,16 @@ class _Text:
         return values, fine
 
     def hexadecimal(self, begin: Indices, end: Indices) -> tuple[Words, NDArray[np.bool_]]:
-        """The same of up to sixteen hexadecimal digits."""
+        """The same of up to sixteen hexadecimal digits. Few differ: each is worked out once, by a hash of its text."""
         width = end - begin
         fine = (width > 0) & (width <= 16)
-        values = np.zeros(len(begin), np.uint64)
+        low, high = (
+            _last_bytes(self.eights[np.maximum(end - 8 * (part + 1), 0)], np.clip(width - 8 * part, 0, 8)) for part in range(2)
+        )
         with np.errstate(over="ignore"):
-            for part in range(2):
-                word = _last_bytes(self.eights[np.maximum(end - 8 * (part + 1), 0)], np.clip(width - 8 * part, 0, 8))
-                fine &= _HEXADECIMAL[word.view(np.uint8).reshape(-1, 8)].all(axis=1)
-                nibble = (word & np.uint64(0x0F0F0F0F0F0F0F0F)) + np.uint64(9) * (
-                    (word >> np.uint64(6)) & np.uint64(0x0101010101010101)
-                )
-                pair = (nibble * np.uint64(16) + (nibble >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
-                four = (pair * np.uint64(256) + (pair >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
-                eight = (four * np.uint64(65536) + (four >> np.uint64(32))) & np.uint64(0xFFFFFFFF)
-                values += eight << np.uint64(32 * part)
-        return values, fine
+            _, first, kind = np.unique(low * _ODD ^ high, return_index=True, return_inverse=True)
+        (last, good), (before, also) = (_eight_hexadecimal(word[first]) for word in (low, high))
+        return (last + (before << np.uint64(32)))[kind], fine & (good & also)[kind]
 
 
 def _last_bytes(word: Words, width: Indices) -> Words:
@@ -124,6 +119,17 @@ def _last_bytes(word: Words, width: Indices) -> Words:
     mask = masks[width]
     kept: Words = (word & ~mask) | (_ZEROS & mask)
     return kept
+
+
+def _eight_hexadecimal(word: Words) -> tuple[Words, NDArray[np.bool_]]:
+    """The numbers that eight hexadecimal digits are, and whether all of them are some."""
+    good = np.ones(len(word), np.bool_)
+    good &= _HEXADECIMAL[word.view(np.uint8).reshape(-1, 8)].all(axis=1)
+    with np.errstate(over="ignore"):
+        nibble = (word & np.uint64(0x0F0F0F0F0F0F0F0F)) + np.uint64(9) * ((word >> np.uint64(6)) & np.uint64(0x0101010101010101))
+        pair = (nibble * np.uint64(16) + (nibble >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
+        four = (pair * np.uint64(256) + (pair >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
+        return (four * np.uint64(65536) + (four >> np.uint64(32))) & np.uint64(0xFFFFFFFF), good
 
 
 def _eight_digits(word: Words, width: Indices) -> tuple[Words, NDArray[np.bool_]]:
@@ -225,7 +231,7 @@ def _functions(text: _Text, begin: Indices, end: Indices) -> tuple[NDArray[np.ui
     masks = np.array([(1 << 8 * kept) - 1 for kept in range(9)], np.uint64)
     halves = [text.eights[begin + 8 * half] & masks[np.clip(width - 8 * half, 0, 8)] for half in range(2)]
     with np.errstate(over="ignore"):
-        key = halves[0] * np.uint64(0x9E3779B97F4A7C15) ^ halves[1] * np.uint64(0xBF58476D1CE4E5B9)
+        key = halves[0] * _ODD ^ halves[1] * np.uint64(0xBF58476D1CE4E5B9)
     _, rows, kind = np.unique(key, return_index=True, return_inverse=True)
     rows = rows[:_NAMES_CHECKED]
     names = [text.bytes[begin[row] : end[row]][:16].tobytes() for row in rows.tolist()]

@@ -11,7 +11,7 @@ import heapq
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -30,9 +30,11 @@ UNKNOWN_STATE = "?"
 """Run state of a process of which nothing is known but what it called."""
 LOOK_S = 1.0
 """Seconds between two looks of a short recording; of a long one there are so many that looks times ranks stay
-``MOST_SAMPLES``.
+``MOST_SAMPLES``, of more than ``MANY_RANKS`` ranks ``SAMPLES_OF_MANY``: each look at them costs as much as many of their
+calls.
 """
-MOST_SAMPLES, FEWEST_LOOKS, MOST_LOOKS = 1000, 12, 120
+MOST_SAMPLES, SAMPLES_OF_MANY, MANY_RANKS = 1000, 400, 32
+FEWEST_LOOKS, MOST_LOOKS = 6, 120
 LONGEST_QUIET_S = 700.0
 """Bound: seconds that are looked at behind the last record; the engine's patience ends before that."""
 SECOND = 1_000_000_000
@@ -69,6 +71,11 @@ class TracedRank:
             rank=self.rank, world_size=self.world, rank_source="trace",
         )  # fmt: skip
 
+    def sample(self, time_ns: int) -> ProcessSample:
+        """What is known of it by a moment."""
+        device = self.device(time_ns) if self.device is not None else None
+        return ProcessSample(self.info, time_ns, time_ns, 0, UNKNOWN_STATE, self.communicators, device=device)
+
 
 def communicator(address: int, number: int, rank: int, nranks: int, name: str = "") -> Communicator:
     """A communicator as calls or kernels show it: what joins its ranks is not known."""
@@ -94,7 +101,8 @@ def birth(time_ns: int, own: Communicator) -> NDArray[Any]:
 
 def look_times(begin_ns: int, end_ns: int, quiet_until_ns: int, ranks: int = 1) -> list[int]:
     """When a recording is looked at (ns): evenly while it goes on, then at growing distances until it is known to be quiet."""
-    looks_wanted = max(FEWEST_LOOKS, min(MOST_LOOKS, MOST_SAMPLES // max(1, ranks)))
+    most = MOST_SAMPLES if ranks <= MANY_RANKS else SAMPLES_OF_MANY
+    looks_wanted = max(FEWEST_LOOKS, min(MOST_LOOKS, most // max(1, ranks)))
     step = max(int(LOOK_S * SECOND), (end_ns - begin_ns) // looks_wanted)
     looks = [*range(begin_ns + step, end_ns, step), end_ns]
     if len(looks) < 2:
@@ -110,25 +118,29 @@ def look_times(begin_ns: int, end_ns: int, quiet_until_ns: int, ranks: int = 1) 
 
 
 def batches(ranks: Iterable[TracedRank], looks: Sequence[int], plane: str = "calls") -> Iterator[NodeBatch]:
-    """The batches of all ranks, by time. Calls of ranks of which nothing is missing come together: a batch costs more than its
-    records. O(looks x ranks + records).
+    """The batches of all ranks, by time. Ranks of which nothing is missing come together: a batch costs more than its records.
+    O(looks x ranks + records).
     """
-    every = list(ranks)
-    streams = [_calls_together([one for one in every if one.whole], looks), *(_of_rank(one, looks, plane) for one in every)]
+    every, shown = list(ranks), (PlaneState(plane, True),)
+    whole, others = ([one for one in every if one.whole is wanted] for wanted in (True, False))
+    streams = [_together(whole, looks, shown) if whole else iter(()), *(_of_rank(one, looks, shown) for one in others)]
     yield from heapq.merge(*streams, key=lambda batch: batch.time_ns)
 
 
-def _calls_together(ranks: Sequence[TracedRank], looks: Sequence[int]) -> Iterator[NodeBatch]:
-    """What these ranks have called since the look before. Without a host: calls are then found by their pid alone."""
+def _together(ranks: Sequence[TracedRank], looks: Sequence[int], shown: tuple[PlaneState, ...]) -> Iterator[NodeBatch]:
+    """What these ranks have called since the look before, rank by rank, and how they look then. Without a host: they are found by
+    their pids.
+    """
     ends = [np.searchsorted(one.events["time_ns"], np.array(looks, np.uint64), "right").tolist() for one in ranks]
-    intervals = _intervals(looks)
+    intervals, sequence = _intervals(looks), count()
     for number, look in enumerate(looks):
         new = [one.events[end[number - 1] if number else 0 : end[number]] for one, end in zip(ranks, ends, strict=True)]
-        events = np.concatenate(new) if new else call_records(0)
-        yield NodeBatch(
-            host="", boot_id="", sequence=number, time_ns=look, wall_ns=look, interval_s=intervals[number],
-            events=events[np.argsort(events["time_ns"], kind="stable")],
-        )  # fmt: skip
+        samples = tuple(one.sample(look) for one in ranks)
+        for last, calls in enumerate(new, 1 - len(new)):
+            yield NodeBatch(
+                host="", boot_id="", sequence=next(sequence), time_ns=look, wall_ns=look, interval_s=intervals[number],
+                events=calls, looked=not last, samples=() if last else samples, planes=() if last else shown,
+            )  # fmt: skip
 
 
 def _intervals(looks: Sequence[int]) -> list[float]:
@@ -136,14 +148,13 @@ def _intervals(looks: Sequence[int]) -> list[float]:
     return [max(1.0, (after - before) / SECOND) for before, after in pairwise([*looks, looks[-1] + SECOND])]
 
 
-def _of_rank(traced: TracedRank, looks: Sequence[int], plane: str) -> Iterator[NodeBatch]:
+def _of_rank(traced: TracedRank, looks: Sequence[int], shown: tuple[PlaneState, ...]) -> Iterator[NodeBatch]:
     until = traced.until_ns if traced.until_ns is not None else looks[-1]
     seen = [look for look in looks if look < until] + [min(until, looks[-1])]
-    own = traced.events[: 0 if traced.whole else None]
+    own = traced.events
     ends = np.searchsorted(own["time_ns"], np.array(seen, np.uint64), "right").tolist()
     sequence = lost = begin = 0
     breaks, intervals = list(traced.breaks), _intervals(looks)
-    shown = (PlaneState(plane, True),)
     for number, (look, end) in enumerate(zip(seen, ends, strict=True)):
         while breaks and begin <= breaks[0][0] <= end:
             at, missing = breaks.pop(0)
@@ -153,11 +164,9 @@ def _of_rank(traced: TracedRank, looks: Sequence[int], plane: str) -> Iterator[N
                 events=own[begin:at],
             )  # fmt: skip
             sequence, begin = sequence + 1, at
-        device = traced.device(look) if traced.device is not None else None
-        sample = ProcessSample(traced.info, look, look, 0, UNKNOWN_STATE, traced.communicators, device=device)
         yield NodeBatch(
             host=traced.source, boot_id=traced.source, sequence=sequence, time_ns=look, wall_ns=look, looked=True, lost=lost,
-            interval_s=intervals[min(number, len(intervals) - 1)], samples=(sample,), events=own[begin:end],
+            interval_s=intervals[min(number, len(intervals) - 1)], samples=(traced.sample(look),), events=own[begin:end],
             planes=shown, finished=traced.ended if number == len(seen) - 1 else "",
         )  # fmt: skip
         sequence, begin = sequence + 1, end

@@ -15,6 +15,8 @@ from ncclwatch.ingest.base import Format, Ingested
 from ncclwatch.ingest.inspector import Inspector
 from ncclwatch.ingest.nccl_log import NcclLog
 from ncclwatch.ingest.ras import Ras
+from ncclwatch.model.verdict import Verdict, VerdictClass
+from unit.ingest.made_watchdog import NEVER_JOINED, OLDER, OLDEST, REPORT, STUCK, answer, differ, status, timed_out
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "nccl"
 
@@ -41,6 +43,7 @@ def targets() -> list[Target]:
             700,
         ),
         Target("nccl-log", "debug logs of NCCL, judged", _logs, partial(_judged, NcclLog()), of_lines, 1 << 14, 170),
+        Target("torch-watchdog", "lines of PyTorch's watchdog, judged", _watchdogs, _said, of_lines, 1 << 13, 450),
         Target(
             "inspector", "files of NCCL's Inspector, judged", _inspected, partial(_judged, Inspector()), _of_line, 1 << 14, 55
         ),
@@ -66,6 +69,20 @@ def _logs() -> list[bytes]:
     logs = (lzma.decompress(path.read_bytes()) for path in sorted(FIXTURES.glob("*.log.xz")))
     wanted = re.compile(rb"^.*(?: - Init |: opCount [0-3] |Ring 00|WARN).*\n", re.MULTILINE)
     return [b"".join(wanted.findall(log))[: 1 << 14] for log in logs]
+
+
+def _watchdogs() -> list[bytes]:
+    waits = [line for rank in (0, 1) for line in (timed_out(rank, 79), status(rank, 79, 80))]
+    logs = ([*waits, answer(2, 78)], [*REPORT, NEVER_JOINED], [OLDER, OLDEST, STUCK])
+    return ["\n".join(lines).encode() for lines in (*logs, [differ(0, ("ALLREDUCE", 8), 1, ("BROADCAST", 9))])]
+
+
+def _said(data: bytes) -> None:
+    """Such lines alone make no record: what is said of them is all that is made of them."""
+    with scratch_file(data) as path:
+        NcclLog().recognises(data[:4096], path)
+        for job in NcclLog().read([path]):
+            job.amend(Verdict(VerdictClass.UNKNOWN, "")).to_json()
 
 
 def _kept(pattern: str) -> list[bytes]:

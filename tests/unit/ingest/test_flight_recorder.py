@@ -55,6 +55,18 @@ def test_numbers_of_groups_that_became_text_are_read(tmp_path: Path) -> None:
     assert named(judged(folder)) == [2]
 
 
+@pytest.mark.parametrize("name", ["rank_{}", "{}"])
+def test_the_rank_may_stand_in_the_name_of_the_folder_alone(tmp_path: Path, name: str) -> None:
+    job = trained()
+    for rank in (0, 1, 3):
+        job.call(rank, state="started")
+    for rank in range(4):
+        folder = tmp_path / name.format(rank)
+        folder.mkdir()
+        (folder / "trace.pkl").write_bytes(pickle.dumps(job.dump(rank), 2))
+    assert named(judged(tmp_path)) == [2]
+
+
 def test_a_job_of_which_all_has_ended_accuses_nobody(tmp_path: Path) -> None:
     verdict = judged(trained().write(tmp_path))
     assert verdict.verdict_class is VerdictClass.IDLE

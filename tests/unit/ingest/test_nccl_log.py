@@ -63,6 +63,14 @@ def test_rank_and_class_of_real_logs(path: Path, tmp_path: Path) -> None:
     assert verdict.confidence <= CONFIDENCE and UNTOLD in verdict.unobserved
 
 
+def test_a_program_may_say_much_before_and_between(tmp_path: Path) -> None:
+    words = b"step 1 of 1000: loss 2.5\n" * 100_000
+    for number, data in enumerate((words[:8192] + STUCK.encode(), words + STUCK.encode(), words)):
+        (tmp_path / f"{number}.out").write_bytes(data)
+    found = find([tmp_path])
+    assert {path.name for path in found.files["nccl-log"]} == {"0.out", "1.out"}
+
+
 @pytest.mark.parametrize("path", [path for path in LOGS if fault(path) == "init"], ids=name)
 def test_who_has_not_come_to_the_creation_is_told(path: Path, tmp_path: Path) -> None:
     verdict = verdict_of(read(tmp_path, text(path)))

@@ -91,6 +91,12 @@ def test_a_file_that_is_cut_in_a_line_loses_that_line_alone() -> None:
     assert found.bad == 1
 
 
+def test_streams_that_differ_in_one_digit_stay_apart() -> None:
+    streams = (b"55919d27b4b0", b"55919d27b4b1", b"65919d27b4b0", b"b0", b"5555919d27b4b0ff", b"55919d27b4b0")
+    found = parse(b"".join(SHOWN.replace(b"55919d27b4b0", stream) for stream in streams))
+    assert found.lines["stream"].tolist() == [int(stream, 16) for stream in streams]
+
+
 def test_nothing_and_empty_lines_are_no_fault() -> None:
     assert parse(b"").bad == 0
     assert parse(b"\n\n" + SHOWN).bad == 0

@@ -206,18 +206,16 @@ def operation_of(called: Signature | None, sequence: int | None) -> OperationRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disagreement(Fact):
-    """Ranks of a communicator that called different things; ``odd``: whom to name, with what; ``how`` that was chosen."""
+    """Ranks of a communicator that called different things; ``odd``: whom to name, with what; ``how`` that was chosen; ``tie``:
+    nothing tells who of them is wrong.
+    """
 
     subject: int
     group: Group
     odd: Mapping[int, str]
     how: str
     lines: tuple[str, ...]
-
-    @property
-    def tie(self) -> bool:
-        """Whether nothing tells who of them is wrong."""
-        return self.how == TIE
+    tie: bool
 
 
 def _vote(job: Job, group: Group, called: Mapping[int, str]) -> tuple[list[int], tuple[str, ...]]:
@@ -250,16 +248,16 @@ class OpenCalls(Source):
         for place, found in pairs.items():
             group, calls = t.groups[place], _open_calls(t, place)
             agree, lines = _vote(case.job, group, calls)
-            ranks, how = sorted(calls.keys() - agree), f"{len(agree)} ranks agree, the others do not"
+            ranks, how, tie = sorted(calls.keys() - agree), f"{len(agree)} ranks agree, the others do not", False
             if not agree:
                 involved = Counter(rank for sender, _ in found for rank in (sender.key.source, sender.key.destination))
                 ranks = [rank for rank, times in involved.items() if times == len(found)]
-                how = "it is one side of every disagreement"
-                if len(ranks) != 1 or len(found) == 1:
+                how, tie = "it is one side of every disagreement", len(ranks) != 1 or len(found) == 1
+                if tie:
                     ranks, how = sorted(involved), TIE
             names = {rank: calls.get(rank, "another operation") for rank in ranks}
             lines = (*lines, *(_pair_text(case.job, *pair) for pair in found))
-            yield Disagreement(kind=FactKind.OPEN_OTHER, subject=group.id, group=group, odd=names, how=how, lines=lines)
+            yield Disagreement(kind=FactKind.OPEN_OTHER, subject=group.id, group=group, odd=names, how=how, lines=lines, tie=tie)
 
 
 def _disagreeing(transfers: Transfers, senders: Column, receivers: Column) -> list[tuple[int, int]]:
@@ -323,9 +321,9 @@ class SequenceCounts(Source):
             if not odd:
                 odd = {rank: name for rank, name in ahead.items() if counts[rank][name] < ALIKE}
                 how = "what it called more often was hardly ever called on this communicator before"
-            if not odd or len(odd) == len(ahead):
+            if tie := not odd or len(odd) == len(ahead):
                 odd, how = ahead, TIE
-            yield Disagreement(kind=FactKind.CALLED_OTHER, subject=group.id, group=group, odd=odd, how=how, lines=lines)
+            yield Disagreement(kind=FactKind.CALLED_OTHER, subject=group.id, group=group, odd=odd, how=how, lines=lines, tie=tie)
 
 
 def _ahead(counts: Mapping[int, Mapping[str, int]]) -> dict[int, str]:
