@@ -29,7 +29,7 @@ RATE, SLOW = 2_500_000, 900_000
 """Bytes a second of a spine's links when it is not and when it is."""
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("fabric", [{"answers": False, "rate": RATE}], indirect=True)
 def test_flows_of_a_spine_are_told_by_drops_of_their_rates(fabric: Spines, library: str, tmp_path: Path) -> None:
     """Two jobs with a channel on each of two spines. Each spine has spells in which its links carry less: flows of one job that

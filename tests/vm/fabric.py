@@ -195,7 +195,7 @@ class Cable:
 
 def command(line: str) -> str:
     """Run one command of words without quoting and return what it printed; a failure raises with its message."""
-    result = subprocess.run(line.split(), capture_output=True, text=True, timeout=30, check=False)
+    result = subprocess.run(line.split(), capture_output=True, text=True, timeout=300, check=False)
     if result.returncode != 0:
         raise RuntimeError(f"{line}: status {result.returncode}: {result.stderr.strip() or result.stdout.strip()}")
     return result.stdout

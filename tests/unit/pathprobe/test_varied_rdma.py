@@ -1,4 +1,4 @@
-"""Round trips by source port, with a real listener and stand-ins for queue pairs."""
+"""Round trips by source port, with a real listener and stand-ins for queue pairs (real ones: ``vm/test_vm_probe.py``)."""
 
 from __future__ import annotations
 
