@@ -138,11 +138,13 @@ class Leftovers:
     events: set[str] = field(default_factory=traced_events)
     threads: int = field(default_factory=threading.active_count)
     held: dict[str, set[int]] = field(default_factory=lambda: {kind: set() for kind in _NEXT_ID})
+    others: dict[str, set[int]] = field(default_factory=held_objects)
+    """What this process holds already, for somebody else."""
 
     def note(self, pid: int | str = "self") -> None:
         """To be called while attached."""
         for kind, numbers in held_objects(pid).items():
-            self.held[kind] |= numbers
+            self.held[kind] |= numbers - self.others[kind]
 
     def seen(self) -> str:
         """How many BPF objects there were in all."""
@@ -158,7 +160,8 @@ class Leftovers:
     def _left(self, *, own: bool) -> list[str]:
         now = bpf_objects()
         left = [f"{kind} {number}" for kind, numbers in self.held.items() for number in sorted(numbers & now[kind])]
-        left += [f"{kind} {sorted(numbers)} held" for kind, numbers in held_objects().items() if numbers and own]
+        held = {kind: sorted(numbers - self.others[kind]) for kind, numbers in held_objects().items()}
+        left += [f"{kind} {numbers} held" for kind, numbers in held.items() if numbers and own]
         if own:
             left += [f"{count} descriptors of {kind}" for kind, count in (descriptors() - self.before).items()]
             left += [f"{threading.active_count() - self.threads} threads"] * (threading.active_count() > self.threads)

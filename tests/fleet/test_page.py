@@ -90,6 +90,15 @@ def test_the_list_leads_to_a_job_and_a_rank_by_keys_alone(chromium: Browser) -> 
         assert wrong == []
 
 
+def test_a_link_to_a_rank_shows_all_of_it_at_once(chromium: Browser) -> None:
+    """A page that is younger than the pause between two questions asks all the same."""
+    with served([PushedFeed("hung", hung(16, 5))]) as at, tab(chromium) as (page, wrong):
+        page.add_init_script("performance.now = () => 1")
+        opened(page, at, "/?job=hung&rank=3")
+        expect(page.locator("#rank")).to_contain_text("Unfinished transfers")
+        assert wrong == []
+
+
 def test_what_happens_is_shown_without_asking(chromium: Browser) -> None:
     feed = PushedFeed("one", view(8, time=TIME))
     with served([feed]) as at, tab(chromium) as (page, wrong):

@@ -45,6 +45,14 @@ class Moves:
         """Bytes from the beginning of the first window to the end of the last."""
         return iterations_between(self.job, rank, works[0].begin_ns, works[-1].end_ns) * self.bytes
 
+    def are_all_in(self, rank: int, works: Sequence[WorkWindow]) -> None:
+        """These windows hold what the collective must move between their begin and end, and what was posted has completed."""
+        must = self.between(rank, works)
+        sent, received = (sum(getattr(work, name) for work in works) for name in ("posted_bytes", "received_bytes"))
+        print(f"rank {rank} sent {sent} and received {received} bytes, must {must:.0f}, {sent / must:.4f}")
+        assert sent == pytest.approx(must, rel=TOLERANCE) and received == pytest.approx(must, rel=TOLERANCE)
+        assert sum(work.posted or 0 for work in works) - sum(work.completed or 0 for work in works) <= 64
+
 
 def exact_windows_are_what_must_move(moves: Moves, devices: Sequence[str]) -> None:
     """With each request counted; ``devices`` are by rank."""
@@ -58,11 +66,7 @@ def exact_windows_are_what_must_move(moves: Moves, devices: Sequence[str]) -> No
         works = [window.work for window in windows]
         assert all(work.counting is Counting.EXACT and work.coverage > 0.999 for work in works)
         assert all(before.end_ns == after.begin_ns for before, after in itertools.pairwise(works))
-        must = moves.between(rank, works)
-        sent, received = (sum(getattr(work, name) for work in works) for name in ("posted_bytes", "received_bytes"))
-        print(f"exact: rank {rank} sent {sent} and received {received} bytes, must {must:.0f}, {sent / must:.4f}")
-        assert sent == pytest.approx(must, rel=TOLERANCE) and received == pytest.approx(must, rel=TOLERANCE)
-        assert sum(work.posted or 0 for work in works) - sum(work.completed or 0 for work in works) <= 64
+        moves.are_all_in(rank, works)
         # What was under way when the probes came has no latency; after the first window nothing was.
         busy = [work for work in works if work.completed]
         assert busy and all(work.latency_p50_ns and work.latency_p99_ns and work.throughput for work in busy), busy
@@ -82,11 +86,7 @@ def every_request_is_counted_while_that_is_cheap(moves: Moves) -> None:
         assert first.counting is Counting.BURSTS and all(work.counting is Counting.EXACT for work in works), works
         assert all(work.coverage > 0.999 and work.polls is None for work in works)
         assert all(before.end_ns == after.begin_ns for before, after in itertools.pairwise([first, *works]))
-        must = moves.between(rank, works)
-        sent, received = (sum(getattr(work, name) for work in works) for name in ("posted_bytes", "received_bytes"))
-        print(f"without an end: rank {rank} sent {sent} and received {received} bytes, must {must:.0f}, {sent / must:.4f}")
-        assert sent == pytest.approx(must, rel=TOLERANCE) and received == pytest.approx(must, rel=TOLERANCE)
-        assert sum(work.posted or 0 for work in works) - sum(work.completed or 0 for work in works) <= 64
+        moves.are_all_in(rank, works)
         assert all(work.latency_p50_ns and work.throughput for work in works if work.completed), works
 
 

@@ -17,7 +17,7 @@ const state = {
   jobs: new Map(), job: "", rank: null,
   view: "", node: "", history: null, // the history, of one node where one is named
   time: null, // the moment that is looked at; null: the newest
-  newest: null, past: null, points: [], trouble: [], detail: null, detailAt: 0, playing: 0, shown: new Map(), wanted: null, asking: false, why: false,
+  newest: null, past: null, points: [], trouble: [], detail: null, detailAt: -Infinity, playing: 0, shown: new Map(), wanted: null, asking: false, why: false,
 };
 
 const matrixCanvas = byId("matrix").firstElementChild;
@@ -229,7 +229,7 @@ function read() {
   state.rank = number("rank");
   state.why = query.has("why");
   state.detail = null;
-  state.detailAt = 0;
+  state.detailAt = -Infinity;
   hold();
   if (other || stream.source === null) {
     Object.assign(state, { newest: null, past: null, points: [] });
@@ -272,7 +272,7 @@ function write() {
 function openRank(rank) {
   state.rank = rank;
   state.detail = null;
-  state.detailAt = 0;
+  state.detailAt = -Infinity;
   write();
   later("rank");
 }
