@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.probes.instructions import CostClass, cost_class
@@ -14,7 +14,9 @@ from ncclwatch.target.binary import NcclBinary
 from ncclwatch.target.maps import Mapping, mapping_at
 from ncclwatch.wire import abi
 from ncclwatch.wire.contexts import CompletionQueue, QueuePair, VerbsContext
-from ncclwatch.wire.taken import FUNCTION, MAX_CODE, TakenSite, taken_site
+
+if TYPE_CHECKING:
+    from ncclwatch.wire.taken import TakenSite
 
 DATA_PATH = {
     "post_send": "on_post_send",
@@ -194,6 +196,9 @@ def taken_sites(pid: int, mappings: Sequence[Mapping], binaries: Iterable[NcclBi
 
 
 def _places(binary: NcclBinary) -> list[TakenSite]:
+    # Only the process that counts follows code; who samples does without.
+    from ncclwatch.wire.taken import FUNCTION, MAX_CODE, taken_site
+
     try:
         with binary.open() as elf:
             found = (
