@@ -69,6 +69,17 @@ def jump_target(instruction: Any) -> int | None:
     return int(text, 16) if text.startswith("0x") else None
 
 
+_OLD = {"ax": "rax", "bx": "rbx", "cx": "rcx", "dx": "rdx", "si": "rsi", "di": "rdi", "bp": "rbp", "sp": "rsp"}
+
+
+def whole_register(name: str) -> str:
+    """The register of x86-64 that a part of it (``edi``, ``dil``, ``r8d``) belongs to; any other name as it is."""
+    if name.startswith("r"):
+        return name.rstrip("dwb") if name[1:2].isdigit() else name
+    short = name.removeprefix("e")
+    return _OLD.get(short) or _OLD.get(short[:2]) or _OLD.get(f"{short[:1]}x", name) if len(short) <= 3 else name
+
+
 def cost_class(code: bytes, machine: Machine = Machine.X86_64) -> CostClass:
     """The cost class of an instruction by its bytes."""
     return _arm64_cost(int.from_bytes(code, "little")) if machine is Machine.AARCH64 else _x86_cost(code)

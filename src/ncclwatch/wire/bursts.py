@@ -16,10 +16,8 @@ from ncclwatch.wire.prices import Price, Tally, price_of, tallies
 MAX_ORDER_S = 2.0
 SLICE_S = 0.001
 """How often the account is looked at while probes are in place."""
-
-
 WINDOW_S = 2.0
-"""How long a window is while probes stay in place."""
+"""The length of a window where every request is counted."""
 
 
 class Bursts:

@@ -21,7 +21,7 @@ from ncclwatch.target.binary import NcclBinary
 from ncclwatch.target.discover import examine, layout_of
 from ncclwatch.target.layout import Layout
 from ncclwatch.wire import orders
-from ncclwatch.wire.bursts import MAX_ORDER_S
+from ncclwatch.wire.bursts import MAX_ORDER_S, WINDOW_S
 from ncclwatch.wire.governor import MIN_BURST_S, Mode
 from ncclwatch.wire.orders import Bill, Follow, Order, Owner, Owners, Report, User
 from ncclwatch.wire.plane import monotonic_ns
@@ -32,8 +32,6 @@ STEP_S = 0.25
 """How long nothing is looked at while nothing is due."""
 IDLE_STEPS = 4
 """Steps with nothing to do before the memory of a process is searched: whoever asks at the beginning is answered first."""
-EXACT_EVERY_S = 2.0
-"""The length of a window where every request is counted."""
 TELL_EVERY_S = 5.0
 """How often the bill is told where nothing else is."""
 MOST_WORDS = 300
@@ -79,7 +77,7 @@ class Service:
         self.session.begin_exact()
         self.session.step()
         self.windows.begin(self.session.accounts, self.session.counted & pids, monotonic_ns(), self.session.polls())
-        self._next_exact = time.monotonic() + EXACT_EVERY_S
+        self._next_exact = time.monotonic() + WINDOW_S
 
     def step(self) -> Report | None:
         """Carry out an order or run a burst, if one is due; what came of it."""
@@ -93,7 +91,7 @@ class Service:
             if session.mode is Mode.EXACT:
                 if time.monotonic() < self._next_exact:
                     return None
-                self._next_exact = time.monotonic() + EXACT_EVERY_S
+                self._next_exact = time.monotonic() + WINDOW_S
                 return self.report(self._exact(session.counted))
             if not session.step():
                 return None

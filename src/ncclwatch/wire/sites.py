@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ncclwatch.errors import NcclwatchError
-from ncclwatch.probes.instructions import CostClass, cost_class
+from ncclwatch.probes.instructions import CostClass, cost_class, whole_register
 from ncclwatch.target.binary import NcclBinary
 from ncclwatch.target.maps import Mapping, mapping_at
 from ncclwatch.wire import abi
@@ -95,7 +95,7 @@ def cheapest_entry(code: bytes, *, keep_stack: bool) -> tuple[int, CostClass]:
                 break
             return instruction.address - _BASE, cost
         _, written = instruction.regs_access()
-        names = {_WIDE.get(name, name) for name in map(instruction.reg_name, written)}
+        names = set(map(whole_register, map(instruction.reg_name, written)))
         if names & kept or set(instruction.groups) & _LEAVES:
             break
     return 0, first or CostClass.SINGLE_STEPPED
@@ -105,13 +105,6 @@ ENTRY_INSTRUCTIONS = 16
 _BASE = 1 << 16  # capstone writes small addresses in decimal
 ENTRY_BYTES = 512
 ARGUMENT_REGISTERS = frozenset({"rdi", "rsi", "rdx", "rcx"})
-_WIDE = {
-    **dict.fromkeys(("edi", "di", "dil"), "rdi"),
-    **dict.fromkeys(("esi", "si", "sil"), "rsi"),
-    **dict.fromkeys(("edx", "dx", "dl", "dh"), "rdx"),
-    **dict.fromkeys(("ecx", "cx", "cl", "ch"), "rcx"),
-    **dict.fromkeys(("esp", "sp"), "rsp"),
-}
 _LEAVES = frozenset({1, 2, 3, 7})
 """capstone's groups of jumps, calls, returns and relative branches: behind one of them the beginning is not straight any more."""
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ncclwatch.probes.instructions import CostClass, cost_class, jump_target
+from ncclwatch.probes.instructions import CostClass, cost_class, jump_target, whole_register
 from ncclwatch.wire import abi
 
 FUNCTION = r"_Z10ncclIbTestPvPiS0_(?:\.part\.\d+|\.constprop\.\d+|\.isra\.\d+)*"
@@ -34,7 +34,6 @@ REGISTERS: Final = {
 """Place of each in the kernel's ``struct pt_regs`` (x86-64), in words."""
 _KEPT: Final = frozenset({"rbx", "rbp", "r12", "r13", "r14", "r15"})
 """What a call leaves as it was (System V ABI)."""
-_LEGACY: Final = {"ax": "rax", "bx": "rbx", "cx": "rcx", "dx": "rdx", "si": "rsi", "di": "rdi", "bp": "rbp", "sp": "rsp"}
 _WORD: Final = 8
 _MAX_DISPLACEMENT: Final = (1 << 24) - 1
 
@@ -198,17 +197,8 @@ def _leaves(instruction: Any) -> bool:
     return bool(instruction.mnemonic.startswith(("j", "call", "ret", "notrack", "bnd", "syscall", "ud2", "hlt")))
 
 
-def _wide(name: str) -> str:
-    """The whole register that a part of it belongs to."""
-    if name in REGISTERS or not name:
-        return name
-    if name.startswith("r") and name[1:2].isdigit():
-        return name.rstrip("dwb")
-    return _LEGACY.get(name.removeprefix("e"), _LEGACY.get(name[:1] + "x", _LEGACY.get(name[:2], name)))
-
-
 def _written(instruction: Any) -> set[str]:
-    return {_wide(instruction.reg_name(one)) for one in instruction.regs_access()[1]}
+    return {whole_register(instruction.reg_name(one)) for one in instruction.regs_access()[1]}
 
 
 def _location(instruction: Any, operand: Any) -> Location | None:
@@ -216,7 +206,7 @@ def _location(instruction: Any, operand: Any) -> Location | None:
     from capstone import x86
 
     if operand.type == x86.X86_OP_REG and operand.size >= 4:
-        name = _wide(instruction.reg_name(operand.reg))
+        name = whole_register(instruction.reg_name(operand.reg))
         return Location(name) if name in REGISTERS else None
     if operand.type == x86.X86_OP_MEM and not operand.mem.index and operand.mem.segment == 0:
         base = instruction.reg_name(operand.mem.base) if operand.mem.base else ""

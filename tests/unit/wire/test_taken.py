@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclwatch.probes.instructions import CostClass
+from ncclwatch.probes.instructions import CostClass, whole_register
 from ncclwatch.wire.taken import Location, TakenSite, taken_site
 
 BASE = 0x1000
@@ -126,3 +126,12 @@ def test_what_is_filled_into_a_program_fits_into_a_word() -> None:
 def test_bytes_that_are_no_code_are_none() -> None:
     for junk in (b"", b"\x00" * 64, bytes(range(256)), b"\xff" * 300):
         assert taken_site(junk, BASE) is None
+
+
+def test_a_part_of_a_register_is_known_by_the_whole() -> None:
+    parts = {
+        "rax": "eax ax al ah", "rbx": "ebx bx bl bh", "rcx": "ecx cl", "rdx": "edx dh", "rsi": "esi si sil", "rdi": "edi di dil",
+        "rbp": "ebp bp bpl", "rsp": "esp sp spl", "r8": "r8d r8w r8b", "r15": "r15 r15d", "rflags": "rflags", "xmm0": "xmm0",
+    }  # fmt: skip
+    for whole, names in parts.items():
+        assert {whole_register(name) for name in [whole, *names.split()]} == {whole}
