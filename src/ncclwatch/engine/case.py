@@ -15,7 +15,6 @@ from ncclwatch.collect.ledger import Ledger
 from ncclwatch.collect.network_memory import NetworkMemory
 from ncclwatch.engine.call_order import Messages, Orders
 from ncclwatch.engine.conflicts import ConflictWatch, StageOf
-from ncclwatch.engine.connections import Ring, rings_inside
 from ncclwatch.engine.edges import OnConnection, StallMark, Wait, wait_facts
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, Facts, Node, Source
 from ncclwatch.engine.evidence.calls import Called, Calls, CallsFinding, OpenCalls, SequenceCounts
@@ -31,6 +30,7 @@ from ncclwatch.engine.transfers import Compared, Transfers
 from ncclwatch.model.cause import Cause
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.job import Group, Job, Member
+from ncclwatch.model.rings import Ring, rings_inside
 from ncclwatch.model.verdict import Culprit, LinkRef, OperationRef, VerdictClass
 
 # --- hypotheses ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ncclwatch.engine.call_order import Owed, deviation_facts, find_alone_in_deviating, find_deviations
 from ncclwatch.engine.case import Case, Hypothesis, Suspect, caller, naming, observed, peers
-from ncclwatch.engine.connections import beside_unobserved
+from ncclwatch.engine.connections import beside_unobserved, is_hidden
 from ncclwatch.engine.edges import told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode
 from ncclwatch.engine.evidence.calls import Disagreement, operation_of
@@ -69,12 +69,12 @@ def open_calls_differ(case: Case) -> Iterator[Hypothesis]:
 
 def counts_differ(case: Case) -> Iterator[Hypothesis]:
     """NCCL's counts of each collective contradict each other; where neither a vote nor a pattern tells which, all are named."""
-    if not case.waits.open:
-        return
     ends = case.waits.ends
     at_ends = {node for sink in (*ends.cycles, *ends.ranks, *ends.beside_absent) for node in sink.nodes}
     at_ends |= {wait.subject for sink in (*ends.unseen, *ends.links) for wait in sink.waits}
     indices = {node.index for node in at_ends if isinstance(node, RankNode)}
+    if not case.waits.open:  # Where NVLink joins ranks, who waits in what does not show.
+        indices = {member.index for member in case.alive if any(map(is_hidden, member.last.communicators))}
     found = [seen for seen in case.facts.of(FactKind.CALLED_OTHER, Disagreement) if not indices.isdisjoint(seen.group.ranks)]
     suspects = [caller(seen.group, rank, None, Cause.COUNTED_OTHER, name) for seen in found for rank, name in seen.odd.items()]
     own = case.waits.of({one.index for one in suspects if one.index is not None}) if found else {}

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ncclwatch.engine.call_order import Deviation, deviation_facts, find_deviations
 from ncclwatch.engine.case import Case, Hypothesis, Suspect, naming, nobody, observed, peers
-from ncclwatch.engine.connections import CHUNK_STEPS, is_ring
 from ncclwatch.engine.edges import PROXY_STALLS, SAID_BY_THE_OTHER, End, Stall, Wait, Why, told, wait_facts
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, LinkNode, RankNode
 from ncclwatch.engine.evidence.calls import called_less_often, lacks_calls
@@ -18,6 +17,7 @@ from ncclwatch.engine.redraw import is_begun
 from ncclwatch.model.cause import Cause
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.job import Job, Member, launched
+from ncclwatch.model.rings import CHUNK_STEPS, is_ring
 from ncclwatch.model.state import Direction, Transport
 from ncclwatch.model.verdict import LinkRef, VerdictClass
 

@@ -12,16 +12,7 @@ from functools import cache, partial
 from typing import Any
 
 from ncclwatch.engine.case import Case, Retraction
-from ncclwatch.engine.connections import (
-    RING_ENDS_RECEIVING,
-    has_arrived,
-    is_hidden,
-    is_ring,
-    laggards,
-    neighbours,
-    ring_places,
-    unseen_peers,
-)
+from ncclwatch.engine.connections import has_arrived, is_hidden, laggards, neighbours, unseen_peers
 from ncclwatch.engine.edges import GPU_STALLS, Stall, StallMark, Wait, Why, has_produced, stalls_at, waits_for
 from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, Node, RankNode, Strength, node_of
 from ncclwatch.engine.evidence.calls import CallsFinding, operation_of
@@ -31,6 +22,7 @@ from ncclwatch.engine.graph import Sink, Waits, components
 from ncclwatch.engine.stated import errors_of
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.job import Group, Job, Member, launched
+from ncclwatch.model.rings import RING_ENDS_RECEIVING, is_ring, ring_places
 from ncclwatch.model.state import Communicator, Direction, ProxyOperation, Transport
 
 MOST_PEERS = 8
@@ -100,7 +92,7 @@ def called_less(case: Case) -> Iterator[Wait]:
 
     What a rank shows may come after what it waits in: then for a peer that shows nothing. O(ranks at the end x their peers).
     """
-    for member, idle in _may_wait_inside(case):
+    for member, idle in _may_wait_inside(case, unsure=True):
         for group, _ in _hidden_groups(case.job, member):
             counts, own = _counts(group), group.ranks[member.index]
             least = min(counts.values(), default=0)
@@ -183,10 +175,14 @@ def ring_before(case: Case) -> Iterator[Wait]:
 # --- parts of what is followed --------------------------------------------------------------------------------------------
 
 
-def _may_wait_inside(case: Case) -> Iterator[tuple[Member, bool]]:
-    """Of ranks at which the waits end the idle ones, and those that have begun nothing of what they show; which of the two."""
+def _may_wait_inside(case: Case, *, unsure: bool = False) -> Iterator[tuple[Member, bool]]:
+    """Of ranks at which the waits end the idle ones, and those that have begun nothing of what they show; which of the two.
+
+    ``unsure``: also of cycles of which it does not show whether anything has begun (trees: an inner rank receives first).
+    """
+    begun = _has_moved if unsure else is_begun
     for sink in case.waits.sinks:
-        if sink.is_cycle and not any(is_begun(case.job, wait) for wait in sink.inside):  # All of them wait somewhere else.
+        if sink.is_cycle and not any(begun(case.job, wait) for wait in sink.inside):  # All of them wait somewhere else.
             yield from ((case.job.member(node.index), False) for node in sink.nodes if isinstance(node, RankNode))
         member = sink.member
         if member is not None and not member.halted and all(_gpu_not_begun(case.job, member, mark) for mark in sink.stalls):
@@ -319,6 +315,14 @@ def is_begun(job: Job, wait: Wait) -> bool:
     if operation is None or not is_ring(operation):
         return True
     return _sends(job, wait.subject, operation, operation.comm_address) is not False
+
+
+def _has_moved(job: Job, wait: Wait) -> bool:
+    """Whether it shows that the GPU of who waits has begun the operation: it has sent or taken some of it."""
+    if not is_begun(job, wait):
+        return False
+    end = wait.end if not wait.key.point_to_point else None
+    return end is None or is_ring(end.operation) or end.sub.done > 0 or _sends(job, wait.subject, end.operation) is True
 
 
 def _sends(job: Job, node: Node, operation: ProxyOperation, address: int | None = None) -> bool | None:

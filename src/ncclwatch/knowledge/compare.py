@@ -18,6 +18,8 @@ from ncclwatch.text import bus_text, clean, ranges
 UNSET = "not set"
 OWN = ("CUDA_VISIBLE_DEVICES",)
 """Settings that each rank has of its own: their values are not compared."""
+OF_A_HOST = frozenset({"NCCL_HOSTID", "NCCL_DEBUG_FILE", "NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE"})
+"""Settings that are another one on each host by right: worth a look, and no reason to be slower than others."""
 CPUS = "CPUs it may use"
 MOST_PEERS, MOST_LINES, NAMED = 64, 8, 8
 
@@ -176,6 +178,6 @@ def of_culprit(culprit: ProcessSample, peers: Sequence[ProcessSample]) -> list[U
         of_peers = [(value, sum((w.host, w.pid) != place for w in who)) for value, who in one.values]
         most, alike = max(of_peers, key=lambda held: held[1])
         known = sum(number for _, number in of_peers)
-        if own is not None and own != most and 2 * alike > known:
+        if own is not None and own != most and 2 * alike > known and one.what not in OF_A_HOST:
             found.append(Unlike(one.what, own, most, alike, known))
     return found[:MOST_LINES]

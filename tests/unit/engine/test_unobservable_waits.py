@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ncclwatch.engine.diagnose import diagnose
-from ncclwatch.model.state import Communicator, Transport
+from ncclwatch.model.state import Communicator, Direction, ProxyOperation, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from unit.synthetic import Rank, communicator, looks, recv, send
 
@@ -105,6 +105,51 @@ def test_an_operation_called_ahead_hides_no_gpu_that_stands_in_another() -> None
     assert [culprit.rank for culprit in verdict.culprits] == [2]
 
 
+def waiting_in_tree(peer: int, comm_hash: int, moved: int) -> ProxyOperation:
+    return as_tree(recv(peer, posted=8, received=moved, delivered=moved, consumed=moved, comm_hash=comm_hash))
+
+
+def unsent(peer: int, comm_hash: int) -> ProxyOperation:
+    return as_tree(send(peer, sent=0, done=0, produced=0, comm_hash=comm_hash))
+
+
+def as_tree(operation: ProxyOperation) -> ProxyOperation:
+    return replace(operation, algorithm="Tree")
+
+
+def trees(called: tuple[int, int, int, int], *, moved: int = 0) -> list[Rank]:
+    """Two nodes of two ranks, joined by trees through ranks 0 and 2; NVLink joins the ranks of a node. Rank 0 has a tree of one
+    communicator open and rank 2 one of another, each waits for the other's data, and has produced none. ``called``: AllReduces on
+    rank 2's; ``moved``: steps that rank 2's GPU has taken of it.
+    """
+
+    def part(rank: int, comm_hash: int, count: int) -> Communicator:
+        peers = [(rank ^ 1, Transport.P2P)] + [((rank + 2) % 4, Transport.NET)] * (rank % 2 == 0)
+        links = tuple((0, peer, way, transport) for peer, transport in peers for way in (Direction.SEND, Direction.RECV))
+        return replace(communicator(rank, 4, comm_hash=comm_hash), sequence_numbers={"AllReduce": count}, transports=links)
+
+    held = [(part(rank, TENSOR, called[rank]), part(rank, TENSOR + 1, 9)) for rank in range(4)]
+    open_ = {
+        0: (waiting_in_tree(2, TENSOR + 1, 0), unsent(2, TENSOR)),
+        2: (waiting_in_tree(0, TENSOR, moved), unsent(0, TENSOR + 1)),
+    }
+    return [Rank(rank, 4, held[rank], open_.get(rank, ())) for rank in range(4)]
+
+
+def test_a_cycle_of_trees_that_nobody_may_have_begun_waits_for_who_has_called_less() -> None:
+    """An inner rank of a tree receives before it sends: that nothing has moved does not show whether it has begun."""
+    verdict = diagnose(looks(trees((6, 5, 6, 6)), 8))
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED, verdict.summary
+    assert [culprit.rank for culprit in verdict.culprits] == [1]
+
+
+@pytest.mark.parametrize(("called", "moved"), [((6, 6, 6, 6), 0), ((6, 5, 6, 6), 4)], ids=["as much", "begun"])
+def test_a_cycle_of_trees_stands_where_all_have_called_as_much_or_one_has_begun(called: tuple[int, ...], moved: int) -> None:
+    verdict = diagnose(looks(trees(called, moved=moved), 8))
+    assert verdict.verdict_class is VerdictClass.DEADLOCK, verdict.summary
+    assert {culprit.rank for culprit in verdict.culprits} == {0, 2}
+
+
 def test_ranks_that_have_called_as_much_are_not_told_apart_by_it() -> None:
     verdict = diagnose(looks(two_nodes((6, 6)), 8))
     assert not {1, 3} & {culprit.rank for culprit in verdict.culprits}, verdict.summary
@@ -120,3 +165,42 @@ def test_a_rank_without_connections_for_messages_waits_for_none(made: tuple[int,
     whole = [replace(own, sequence_numbers={"AllReduce": 0}, message_peers=made) for own in made_by_rank]
     verdict = diagnose(looks([replace(one, communicators=(*one.communicators, whole[one.rank])) for one in ranks], 8))
     assert [culprit.rank for culprit in verdict.culprits] == named, verdict.summary
+
+
+def ring_through_nodes(stopped: int) -> list[Rank]:
+    """A ring of four on two nodes, joined by NVLink inside them: 0 → 1 and 2 → 3. Rank 2 has taken six steps of an AllReduce from
+    the network when its GPU, or the one behind it, stops; the others go on as far as eight buffers a connection let them.
+    """
+    # Steps: taken by rank 0; sent and produced by rank 1; sent by rank 3.
+    taken, sent, produced, out = (6, 14, 14, 6) if stopped == 3 else (14, 14, 22, 14)
+
+    def own(rank: int) -> Communicator:
+        kinds = (Transport.P2P, Transport.NET) if rank % 2 else (Transport.NET, Transport.P2P)
+        links = ((0, (rank - 1) % 4, Direction.RECV, kinds[0]), (0, (rank + 1) % 4, Direction.SEND, kinds[1]))
+        return replace(communicator(rank, 4), transports=links)
+
+    operations = [
+        recv(3, posted=taken + 8, received=taken, delivered=taken, consumed=taken, nsteps=24),
+        send(2, sent=sent, done=sent, produced=produced, nsteps=24),
+        recv(1, posted=14, received=14, delivered=14, consumed=6, nsteps=24),
+        send(0, sent=out, done=out, produced=out, nsteps=24),
+    ]
+    return [Rank(rank, 4, (own(rank),), (operations[rank],)) for rank in range(4)]
+
+
+@pytest.mark.parametrize("stopped", [2, 3])
+def test_a_gpu_that_has_stopped_beside_another_by_nvlink_is_told_by_what_the_ring_moved_in_the_network(stopped: int) -> None:
+    verdict = diagnose(looks(ring_through_nodes(stopped), 8))
+    assert verdict.verdict_class is VerdictClass.HARDWARE, verdict.summary
+    assert [culprit.rank for culprit in verdict.culprits] == [stopped]
+    assert set(verdict.victims) == {0, 1, 2, 3} - {stopped}
+
+
+@pytest.mark.parametrize(("odd", "named"), [({"ReduceScatter": 40, "AllReduce": 1}, [1]), ({"ReduceScatter": 41}, [])])
+def test_who_called_something_else_is_named_where_nvlink_hides_what_is_open(odd: dict[str, int], named: list[int]) -> None:
+    """Nothing is open that the host can see. To be ahead in one collective and behind in another needs no wait to be seen."""
+    counts = [odd if rank == 1 else {"ReduceScatter": 41} for rank in range(4)]
+    own = [replace(communicator(rank, 4, transport=Transport.P2P), sequence_numbers=counts[rank]) for rank in range(4)]
+    verdict = diagnose(looks([Rank(rank, 4, (own[rank],)) for rank in range(4)], 8))
+    assert verdict.verdict_class is (VerdictClass.INCONSISTENT if named else VerdictClass.UNKNOWN), verdict.summary
+    assert [culprit.rank for culprit in verdict.culprits] == named

@@ -65,6 +65,13 @@ def test_what_each_has_of_its_own_makes_nobody_stand_out() -> None:
     assert of_culprit(culprit, peers) == []
 
 
+def test_a_culprit_does_not_stand_out_by_what_its_host_is_called() -> None:
+    """Most of its peers are on another host: that host's name for itself is no reason."""
+    hosts = [replace(TRAITS, settings=(("NCCL_HOSTID", host), ("NCCL_DEBUG", level))) for host, level in ("ai", "bw", "bw", "bw")]
+    culprit, *peers = _samples(*hosts)
+    assert [one.what for one in of_culprit(culprit, peers)] == ["NCCL_DEBUG"]
+
+
 def test_a_culprit_stands_out_against_a_majority_only() -> None:
     slow = replace(TRAITS, driver="550.54")
     culprit, *peers = _samples(slow, TRAITS, TRAITS, TRAITS)

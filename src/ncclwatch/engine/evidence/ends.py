@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ncclwatch.engine import edges
-from ncclwatch.engine.connections import (
-    CONNECTION_SLOTS,
-    RING_ENDS_RECEIVING,
-    Ring,
-    hidden_on,
-    is_ring,
-    memory_of,
-    steps_unread,
-)
+from ncclwatch.engine.connections import hidden_on
 from ncclwatch.engine.edges import NOBODY, ConnectionKey, End, Stall, StallMark, Wait, Why, waits_for
 from ncclwatch.engine.evidence.base import (
     AbsentNode,
@@ -39,7 +31,8 @@ from ncclwatch.engine.evidence.base import (
 )
 from ncclwatch.engine.transfers import SHOWN, Compared
 from ncclwatch.model.columns import Column
-from ncclwatch.model.job import Group, Member
+from ncclwatch.model.job import Group, Member, launched
+from ncclwatch.model.rings import CONNECTION_SLOTS, RING_ENDS_RECEIVING, Ring, RingSteps, is_ring, memory_of, steps_unread
 from ncclwatch.model.state import Direction, HostConnection, Transport
 
 if TYPE_CHECKING:
@@ -138,6 +131,10 @@ class _Inside:
         self._seen = any(own.host_connections for own in case.job.views)
         self._empty: set[ConnectionKey] = set()
         """What is known to have been read to the end by who waits for more."""
+        t = self.transfers
+        moved = t.begun & ~t.point_to_point & (t.done < t.nsteps) & np.where(t.sends, t.produced > 0, t.done > 0)
+        self._amid = set(t.owner[moved].tolist())
+        """Indices of the processes whose GPU is in the middle of a collective, by what it has taken or produced."""
         self._found: set[int] = set()
         """Indices of the processes of which a wait inside a node was found."""
 
@@ -147,8 +144,9 @@ class _Inside:
         yield from full
         yield from unread
         self._found |= {wait.subject for wait in full if isinstance(wait.subject, RankNode)}
-        for row in self._receiving() if self._seen else ():
+        for row in self._receiving() if self._seen or self.job.transports - OUTSIDE else ():
             yield from self._follow(self.transfers.group_of(row), int(self.transfers.channel[row]), int(self.transfers.rank[row]))
+            yield from self._last_part(row)
         for place in self._standing():
             yield from self._behind_stall(place)
         for mark in unread:
@@ -196,6 +194,25 @@ class _Inside:
             if is_ring(operation) and int(t.done[row]) - (-nsteps // rounds) < nsteps:
                 yield row
 
+    def _last_part(self, row: int) -> Iterator[Wait]:
+        """Who has sent all of it and is to read its last part from such a rank by NVLink."""
+        t, group, channel = self.transfers, self.transfers.group_of(row), int(self.transfers.channel[row])
+        member, own = group.members[int(t.rank[row])]
+        reader = next((ring.next for ring in own.rings if ring.channel == channel), own.rank)
+        if reader not in hidden_on(own, channel) or reader not in group.members:
+            return
+        peer, view = group.members[reader]
+        sends_on = any(link[0] == channel and link[2:] == (Direction.SEND, Transport.NET) for link in view.transports)
+        if sends_on and not len(self._of(row, reader, sends=True)) and launched(peer, view) == launched(member, own):
+            self._amid.add(peer.index)
+            yield waits_for(self.job, group, peer, own.rank, Why.EMPTY, f"the last part, channel {channel}", channel=channel)
+
+    def _of(self, row: int, rank: int, *, sends: bool) -> Column:
+        """Rows of a rank in the operation and on the channel of another."""
+        t = self.transfers
+        same = (t.group == t.group[row]) & (t.channel == t.channel[row]) & (t.op_count == t.op_count[row])
+        return np.flatnonzero(same & (t.rank == rank) & (t.sends == sends))
+
     def _standing(self) -> list[int]:
         """GPUs that stand still in the network, behind which something inside their node may be found."""
         t, compared = self.transfers, self.compared
@@ -228,7 +245,37 @@ class _Inside:
             if end.operation.algorithm == "Tree":
                 strength = Strength.POSSIBLE if edges.has_produced(end.sub) else Strength.LIKELY
                 yield from self._children(group, channel, rank, other, strength)
-        yield from self._hidden(group, channel, other, member)
+        if not is_ring(end.operation):
+            yield from self._hidden(group, channel, other, member)
+        elif (ring := next((ring for ring in group.members[rank][1].rings if ring.channel == channel), None)) is not None:
+            row, peer = int(self.compared.rows[place]), ring.prev if end.sends else ring.next
+            yield from self._beside_in_ring(row, end, group, member, peer)
+
+    def _beside_in_ring(self, row: int, end: End, group: Group, member: Member, peer: int) -> Iterator[Wait]:
+        """Whether a GPU at which a ring enters or leaves the node waits for the one that NVLink joins to it there, by the steps
+        that both have taken from the network or sent into it; possible where the ring goes on inside the node. A GPU that is amid
+        another operation has not begun this one.
+        """
+        channel, own = end.key.channel, group.members[group.ranks[member.index]][1]
+        begun = edges.has_produced(end.sub) if end.sends else end.sub.done > 0
+        if peer not in hidden_on(own, channel) or (not begun and member.index in self._amid):
+            return
+        rows = self._of(row, peer, sends=not end.sends)
+        steps = RingSteps.of(end.operation, group.nranks, end.sub.nsteps) if len(rows) == 1 else None
+        if steps is None:
+            yield self._possible(group, member, peer, channel)
+            return
+        other = self.transfers.end(int(rows[0])).sub
+        taken, sent = (other.done, end.sub) if end.sends else (end.sub.done, other)
+        lies = steps.between(taken, sent.transmitted if sent.gpu_ready is None else sent.gpu_ready)
+        can = lies.least >= steps.slice if end.sends else lies.most + steps.slice <= CONNECTION_SLOTS
+        cannot = lies.most <= 0 if end.sends else lies.least + steps.slice > CONNECTION_SLOTS
+        if cannot:
+            said = f"{lies.least} to {lies.most} steps lie between them, by what they have taken and sent, channel {channel}"
+            why = Why.EMPTY if end.sends else Why.FULL
+            yield waits_for(self.job, group, member, peer, why, said, channel=channel, sends=not end.sends)
+        elif not can:
+            yield self._possible(group, member, peer, channel)
 
     def _follow(self, group: Group, channel: int, rank: int, *, back: int = 0, weak: bool = False) -> Iterator[Wait]:
         """From a rank on along its ring, or ``back``, while all is read: each waits for the one before."""
@@ -279,10 +326,13 @@ class _Inside:
     def _hidden(self, group: Group, channel: int, other: int, member: Member) -> Iterator[Wait]:
         own = group.members[group.ranks[member.index]][1]
         for peer in sorted(hidden_on(own, channel) - {other}):
-            yield waits_for(
-                self.job, group, member, peer, Why.UNOBSERVED, "the host cannot see that", channel=channel,
-                strength=Strength.POSSIBLE, target=HiddenNode(group.id, peer), where=" inside the node",
-            )  # fmt: skip
+            yield self._possible(group, member, peer, channel)
+
+    def _possible(self, group: Group, member: Member, peer: int, channel: int) -> Wait:
+        return waits_for(
+            self.job, group, member, peer, Why.UNOBSERVED, "the host cannot see that", channel=channel,
+            strength=Strength.POSSIBLE, target=HiddenNode(group.id, peer), where=" inside the node",
+        )  # fmt: skip
 
     def _answer(self, key: ConnectionKey) -> Iterator[Wait]:
         """Who shows no wait, and whose message lies unread, may wait for that one's: an open receive does not show."""

@@ -11,9 +11,9 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 
 from ncclwatch.collect.call_order import CallOrder, Place
-from ncclwatch.engine.connections import CHUNK_STEPS, CONNECTION_SLOTS, RING_ENDS_RECEIVING, steps_unread
 from ncclwatch.engine.edges import Wait, Why, waits_for
 from ncclwatch.model.job import Job, Member
+from ncclwatch.model.rings import CHUNK_STEPS, CONNECTION_SLOTS, RING_ENDS_RECEIVING, steps_unread
 from ncclwatch.model.state import Communicator, Direction, OpPhase, PendingOperation, ProxyOperation
 
 OrderOf = Callable[[str, int], CallOrder | None]

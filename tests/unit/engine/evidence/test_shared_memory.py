@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ncclwatch.engine.case import Case
-from ncclwatch.engine.connections import CONNECTION_SLOTS
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, RankNode
 from ncclwatch.engine.evidence.ends import SharedMemory
+from ncclwatch.model.rings import CONNECTION_SLOTS
 from ncclwatch.model.state import Direction, Transport
 from unit.engine.evidence.said import case_of
 from unit.synthetic import WORLD, Rank, communicator, looks, shared

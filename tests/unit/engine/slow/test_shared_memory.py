@@ -12,7 +12,7 @@ import pytest
 from ncclwatch.collect.cadence import Cadence
 from ncclwatch.collect.call_order import RECORD, CallOrder
 from ncclwatch.engine.case import Case
-from ncclwatch.engine.connections import laggards, rings_inside
+from ncclwatch.engine.connections import laggards
 from ncclwatch.engine.edges import Wait
 from ncclwatch.engine.evidence.base import RankNode
 from ncclwatch.engine.slow.findings import equals
@@ -21,6 +21,7 @@ from ncclwatch.engine.slow.snapshot import Activity, take_look
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.model.events import Function
 from ncclwatch.model.job import Job, assemble
+from ncclwatch.model.rings import rings_inside
 from ncclwatch.model.state import Communicator, Direction, OpPhase, ProxyOperation, Transport
 from unit.synthetic import Rank, communicator, recv, send, shared
 

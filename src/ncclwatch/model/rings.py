@@ -1,0 +1,147 @@
+"""Rings: how ranks move data along them, where a rank stands in one inside its node, and what ranks have written to each other.
+
+Head and tail of a connection count the same steps; only the protocol Simple moves the tail. In a ring each rank writes and reads
+as much (``src/device/``): who has written more than it has read is amid an operation, who less than its peers is behind.
+
+In AllReduce, AllGather and ReduceScatter a rank sends a part of its own first. What it takes after that it sends on, but for the
+last part of a round (``runRing`` in ``src/device/all_reduce.h`` and its like, all tags). So the steps that a rank has taken from
+the network tell how many it has written to the next, and those that it has sent into the network how many it has read.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ncclwatch.model.job import Group
+from ncclwatch.model.state import ChannelRing, Communicator, Direction, HostConnection, ProxyOperation, Transport
+
+CONNECTION_SLOTS = 8
+"""Fact: NCCL_STEPS, buffers of a connection, a sender is at most so many steps ahead (all tags, ``src/include/device.h``)."""
+CHUNK_STEPS = CONNECTION_SLOTS // 2
+"""Fact: what a rank writes at a time, in steps: its own part first, then what each rank before it has written (all tags:
+``ALLREDUCE_CHUNKSTEPS`` and its like in ``src/include/collectives.h``).
+"""
+RING_ENDS_RECEIVING = frozenset({"AllReduce", "AllGather", "ReduceScatter"})
+"""Collectives whose ring ends with a receive on every rank (``src/device/all_reduce.h`` and its like)."""
+
+
+def is_ring(operation: ProxyOperation) -> bool:
+    """Whether all ranks send and receive as much in it, and begin with a send."""
+    return operation.algorithm == "Ring" and operation.collective in RING_ENDS_RECEIVING
+
+
+# --- where head and tail are seen ------------------------------------------------------------------------------------
+
+
+def steps_unread(connection: HostConnection) -> int | None:
+    """Steps that were written into a connection inside a node and not read; ``None`` where that is not seen."""
+    if connection.head is None or connection.tail is None:
+        return None
+    return max(0, connection.tail - connection.head)
+
+
+def memory_of(connection: HostConnection) -> str:
+    """Where the buffers of a connection inside a node lie."""
+    return "shared memory" if connection.transport is Transport.SHM else "P2P (GPU memory)"
+
+
+class RingPlace(NamedTuple):
+    """Where a rank stands in a ring inside its node: steps read from the rank before, and written; ``None``: not seen."""
+
+    rank: int
+    ring: ChannelRing
+    source: HostConnection | None
+    read: int | None
+    unread: int | None
+    """Steps that lie ready for it."""
+    written: int | None
+
+    @property
+    def ahead(self) -> int:
+        """By how many steps it has written more than it has read; 0 where that is not seen."""
+        return self.written - self.read if self.written is not None and self.read is not None else 0
+
+
+def ring_places(own: Communicator) -> Iterator[RingPlace]:
+    """Where a rank stands in each of its rings that goes through its node. O(connections)."""
+    ends = {(end.channel, end.peer, end.direction): end for end in own.host_connections if end.connection_index == 0}
+    for ring in own.rings if ends else ():
+        source = ends.get((ring.channel, ring.prev, Direction.RECV))
+        sink = ends.get((ring.channel, ring.next, Direction.SEND))
+        if source is not None or sink is not None:
+            read, unread = (source.head, steps_unread(source)) if source is not None else (None, None)
+            yield RingPlace(own.rank, ring, source, read, unread, sink.tail if sink is not None else None)
+
+
+class Ring(dict[int, RingPlace]):
+    """One ring of a communicator as far as it goes through nodes: rank → where that stands."""
+
+    @property
+    def written(self) -> dict[int, int]:
+        """Steps that each rank has written to the next, where that is seen."""
+        return {rank: at.written for rank, at in self.items() if at.written is not None}
+
+    @property
+    def amid(self) -> dict[int, RingPlace]:
+        """Who is ahead by less than a connection holds, so amid an operation; nobody where one has read more (a Broadcast)."""
+        one_sided = any(at.ahead < 0 for at in self.values())
+        return {} if one_sided else {rank: at for rank, at in self.items() if 0 < at.ahead <= CONNECTION_SLOTS}
+
+    def hops(self, first: int) -> dict[int, int]:
+        """How many ranks further on in the ring than one others are, as far as it is known."""
+        found, rank = dict[int, int](), first
+        while rank in self and rank not in found:
+            found[rank] = len(found)
+            rank = self[rank].ring.next
+        return found
+
+
+def rings_inside(group: Group) -> dict[int, Ring]:
+    """The rings of a communicator that go through nodes, by channel. O(connections)."""
+    found: dict[int, Ring] = defaultdict(Ring)
+    for rank, (_, own) in group.members.items():
+        for place in ring_places(own):
+            found[place.ring.channel][rank] = place
+    return found
+
+
+# --- by what goes through the network --------------------------------------------------------------------------------
+
+
+class Between(NamedTuple):
+    """Steps that lie between two ranks: at least, at most."""
+
+    least: int
+    most: int
+
+
+class RingSteps(NamedTuple):
+    """How one operation moves along a ring: steps of a ``round`` over all ranks, of the own ``part``, and of a ``slice``."""
+
+    round: int
+    part: int
+    slice: int
+
+    @classmethod
+    def of(cls, operation: ProxyOperation, nranks: int, nsteps: int) -> RingSteps | None:
+        """Of one of these collectives, of so many ranks and steps; ``None`` where it moves in some other way."""
+        part = CHUNK_STEPS if operation.slice_steps > 1 else 1  # LL, LL128 and registered buffers move a step at a time.
+        whole = (nranks - 1) * part * (2 if operation.collective == "AllReduce" else 1)
+        return cls(whole, part, operation.slice_steps) if whole > 0 and nsteps % whole == 0 else None
+
+    def between(self, taken: int, sent: int) -> Between:
+        """What the first rank of a node has written and the last has not read: ``taken`` from the network, ``sent`` into it."""
+        (wrote, most_wrote), (read, most_read) = self._written(taken), self._read(sent)
+        return Between(wrote - most_read, most_wrote - read)
+
+    def _written(self, taken: int) -> tuple[int, int]:
+        rounds, inside = divmod(taken, self.round)
+        most = rounds * self.round + min(inside + self.part, self.round)
+        return (most if inside else rounds * self.round), most
+
+    def _read(self, sent: int) -> tuple[int, int]:
+        rounds, inside = divmod(sent, self.round)
+        least = rounds * self.round + (max(inside - self.part, 0) if inside else -self.part)
+        return max(least, 0), (max(least, 0) if inside else rounds * self.round)

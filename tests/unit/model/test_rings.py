@@ -1,0 +1,112 @@
+"""What lies between two ranks of a node, by what the ring's first has taken from the network and its last has sent into it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+
+from ncclwatch.model.rings import CONNECTION_SLOTS, RingSteps
+from unit.synthetic import send
+
+Shape = tuple[int, int, int, str]
+"""Ranks, steps of a slice, rounds, collective."""
+
+
+@dataclass
+class _Rank:
+    """A rank of a ring as ``runRing`` moves it (SIMULATED): what each slice takes and writes, and where it stands."""
+
+    slices: list[tuple[int, int]]
+    taken: int = 0
+    written: int = 0
+    made: int = 0
+
+    @property
+    def has_ended(self) -> bool:
+        return self.made == len(self.slices)
+
+    def may(self, unread: int, room: int) -> bool:
+        return not self.has_ended and self.slices[self.made][0] <= unread and self.slices[self.made][1] <= room
+
+    def step(self) -> None:
+        takes, writes = self.slices[self.made]
+        self.taken, self.written, self.made = self.taken + takes, self.written + writes, self.made + 1
+
+
+def slices_of(shape: Shape) -> list[tuple[int, int]]:
+    """Its own part first; then what it takes it sends on, but for the last part."""
+    nranks, size, nrounds, collective = shape
+    of_part, parts = (4 // size if size > 1 else 1), (nranks - 1) * (2 if collective == "AllReduce" else 1)
+    return ([(0, size)] * of_part + [(size, size)] * of_part * (parts - 1) + [(size, 0)] * of_part) * nrounds
+
+
+def run(shape: Shape, stalled: int | None, seed: int) -> list[_Rank]:
+    """A ring that moves in a random order, until nothing goes on or, where nobody is to stall, to a random moment."""
+    nranks, chance = shape[0], random.Random(seed)
+    ranks = [_Rank(slices_of(shape)) for _ in range(nranks)]
+    stops_after, moves = chance.randrange(len(ranks[0].slices)), chance.randrange(nranks * len(ranks[0].slices))
+    while stalled is not None or sum(one.made for one in ranks) < moves:
+        able = [
+            at for at, one in enumerate(ranks)
+            if one.may(ranks[at - 1].written - one.taken, CONNECTION_SLOTS - (one.written - ranks[(at + 1) % nranks].taken))
+            and not (at == stalled and one.made >= stops_after)
+        ]  # fmt: skip
+        if not able:
+            break
+        ranks[chance.choice(able)].step()
+    return ranks
+
+
+SHAPES = [
+    (4, 2, 1, "ReduceScatter"),
+    (4, 2, 3, "AllGather"),
+    (6, 2, 2, "AllReduce"),
+    (8, 1, 2, "AllReduce"),
+    (2, 2, 2, "AllReduce"),
+]
+
+
+def steps_of(nranks: int, size: int, nrounds: int, collective: str) -> RingSteps:
+    nsteps = (nranks - 1) * (4 if size > 1 else 1) * (2 if collective == "AllReduce" else 1) * nrounds
+    operation = replace(send(1, sent=0, done=0, produced=0, collective=collective), slice_steps=size)
+    found = RingSteps.of(operation, nranks, nsteps)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_at_any_moment_what_lies_between_two_ranks_is_within_the_bounds(shape: Shape) -> None:
+    steps, told = steps_of(*shape), 0
+    for seed in range(60):
+        ranks = run(shape, stalled=None, seed=seed)
+        first, last = ranks[0], ranks[1]
+        # The last of the node has sent into the network what it has written.
+        least, most = steps.between(first.taken, last.written)
+        assert least <= first.written - last.taken <= most, seed
+        told += least == most
+    assert told > 10, "and they are bounds that tell something"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_who_has_stopped_is_told_from_who_waits_for_it(shape: Shape) -> None:
+    """Of two ranks of a node: where the last has stopped the first has no room for a slice; where the first has, it has room."""
+    steps, size = steps_of(*shape), shape[1]
+    for seed in range(40):
+        for stalled in (0, 1):
+            ranks = run(shape, stalled=stalled, seed=seed)
+            first, last = ranks[0], ranks[1]
+            if first.taken >= ranks[-1].written or first.has_ended or last.has_ended:
+                continue  # The first lacks what comes from the network, or one has ended.
+            least, most = steps.between(first.taken, last.written)
+            if stalled == 1:
+                assert most + size > CONNECTION_SLOTS, (seed, least, most)
+            else:
+                assert least + size <= CONNECTION_SLOTS, (seed, least, most)
+
+
+def test_operations_that_move_otherwise_are_left_alone() -> None:
+    operation = replace(send(1, sent=0, done=0, produced=0), slice_steps=2)
+    assert RingSteps.of(operation, 4, 23) is None
+    assert RingSteps.of(operation, 1, 24) is None
