@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ncclwatch.engine.call_order import Deviation, deviation_facts, find_deviations
 from ncclwatch.engine.case import Case, Hypothesis, Suspect, naming, nobody, observed, peers
 from ncclwatch.engine.edges import PROXY_STALLS, SAID_BY_THE_OTHER, End, Stall, Wait, Why, told, wait_facts
-from ncclwatch.engine.evidence.base import AbsentNode, Fact, LinkNode, RankNode
+from ncclwatch.engine.evidence.base import AbsentNode, Fact, HiddenNode, LinkNode, RankNode
 from ncclwatch.engine.evidence.calls import called_less_often, lacks_calls
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.graph import Sink
@@ -25,6 +25,9 @@ NAMED_ABSENT = 8
 """Bound: unobserved ranks of a communicator that are named."""
 
 
+ONE_OF_THEM = "one of them has stopped; what joins them inside the node hides which"
+
+
 def sureness(case: Case) -> float:
     """Confidence in where waits end, by how long nothing has moved."""
     return 0.6 if case.still < HANG_FLOOR_S else 0.85
@@ -36,7 +39,9 @@ def sureness(case: Case) -> float:
 def unseen(case: Case) -> Iterator[Hypothesis]:
     """Every chain of waits ends where nothing was observed, or at a rank with nothing open beside one that was not observed."""
     ends = case.waits.ends
-    found = ends.beside_absent or [*ends.unseen, *ends.cycles]
+    # A hidden rank is one that somebody may wait for; who does wait elsewhere need not wait for that one.
+    hidden = [sink for sink in ends.unseen if sink.waits] or ends.unseen
+    found = ends.beside_absent or [*hidden, *ends.cycles]
     if not case.waits.open or ((ends.ranks or ends.links) and not found):
         return
     waits = [wait for sink in found for wait in sink.waits] or case.waits.first(12)
@@ -46,6 +51,33 @@ def unseen(case: Case) -> Iterator[Hypothesis]:
         cause, groups = Cause.BESIDE_ABSENT, [case.job.groups[number] for number in {wait.key.group: None for wait in waits}]
         nodes += [AbsentNode(group.id, rank) for group in groups for rank in group.missing[:NAMED_ABSENT]]
     yield nobody(cause, wait_facts(waits), ends=tuple(nodes))
+
+
+def inside_node(case: Case) -> Iterator[Hypothesis]:
+    """All waits end in one node, at a GPU that stands still there and those that NVLink hides behind it: named together, as all
+    have called as much.
+    """
+    job, ends, hidden = case.job, case.waits.ends, [sink for sink in case.waits.ends.unseen if sink.waits]
+    nodes = [node for sink in hidden if isinstance(node := sink.nodes[0], HiddenNode)]
+    if not hidden or len(nodes) < len(hidden) or ends.ranks or ends.links or ends.cycles or ends.beside_absent:
+        return
+    doors = {wait.subject.index for sink in hidden for wait in sink.waits if isinstance(wait.subject, RankNode)}
+    behind = {member.index for node in nodes if (member := job.groups[node.group_id].holder(node.comm_rank)) is not None}
+    stalls = {index: case.waits.stalls_of(index) for index in doors}
+    counts = {(node.group_id, launched(*held)) for node in nodes for held in job.groups[node.group_id].members.values()}
+    one_node = len({own.peers[own.rank].host_hash for index in doors | behind for _, own in job.held_by(job.member(index))}) == 1
+    level = len(counts) == len({node.group_id for node in nodes}) and all(count is not None for _, count in counts)
+    if not (one_node and level and all(stalls.values())) or behind & (case.waits.waiting - doors):
+        return
+    door = min(doors)
+    cause = _cause(case, job.member(door), Sink((RankNode(door),), job, stalls=stalls[door]))
+    marks = [mark for index in sorted(doors) for mark in stalls[index]]
+    yield naming(
+        VerdictClass.NOT_ENTERED if cause in NOT_STARTED else VerdictClass.HARDWARE,
+        [observed(job, job.member(index), (), stalls.get(index, marks), cause) for index in sorted(doors | behind)],
+        case.waits.victims(hidden) | {index for node in nodes for index in job.groups[node.group_id].ranks}, 0.5,
+        [told(ONE_OF_THEM), *wait_facts(wait for sink in hidden for wait in sink.waits), *marks], tie=True,
+    )  # fmt: skip
 
 
 # --- links -------------------------------------------------------------------------------------------------------------

@@ -77,6 +77,10 @@ class Waits:
                 found[number].append(wait)
         return found
 
+    def stalls_of(self, index: int) -> list[StallMark]:
+        """What shows that a process stands still though it could go on."""
+        return [self.stalls.make(number) for number in np.flatnonzero(self.stalls.subject == index).tolist()]
+
     def first(self, waiters: int) -> list[Wait]:
         """All waits of the first so many nodes that wait."""
         _, place = np.unique(self.waits.subject, return_index=True)

@@ -178,10 +178,14 @@ def ring_before(case: Case) -> Iterator[Wait]:
 def _may_wait_inside(case: Case, *, unsure: bool = False) -> Iterator[tuple[Member, bool]]:
     """Of ranks at which the waits end the idle ones, and those that have begun nothing of what they show; which of the two.
 
-    ``unsure``: also of cycles of which it does not show whether anything has begun (trees: an inner rank receives first).
+    ``unsure``: also of cycles of which it does not show whether anything has begun (trees: an inner rank receives first), and
+    those that may wait for one that is hidden.
     """
     begun = _has_moved if unsure else is_begun
     for sink in case.waits.sinks:
+        if unsure and isinstance(sink.nodes[0], HiddenNode):
+            subjects = (wait.subject for wait in sink.waits)
+            yield from ((case.job.member(node.index), False) for node in subjects if isinstance(node, RankNode))
         if sink.is_cycle and not any(begun(case.job, wait) for wait in sink.inside):  # All of them wait somewhere else.
             yield from ((case.job.member(node.index), False) for node in sink.nodes if isinstance(node, RankNode))
         member = sink.member

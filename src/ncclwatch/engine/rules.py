@@ -105,6 +105,9 @@ RULES = (
     Rule("unseen", Stratum.EXPLAIN, explain_waits.unseen,
          "Absence of records proves nothing: waits that end where nobody looked, or at a rank that may wait for one nobody "
          "observed, accuse nobody."),
+    Rule("inside-node", Stratum.EXPLAIN, explain_waits.inside_node,
+         "A tree adds up towards its root, a ring begins with a rank's own part (src/device/): a GPU that has sent nothing waits "
+         "for those behind it in its node alone.", frozenset({"unseen"})),
     Rule("link", Stratum.EXPLAIN, explain_waits.link,
          "Steps at both ends (src/transport/net.cc): handed to the network by one, not arrived at the other, and both proxies "
          "run. Several links do not die at once."),

@@ -99,6 +99,10 @@ HELD_BY = {
         "tests/scenarios/h1-stop-unseen-node",
         "tests/unit/engine/test_diagnose.py::test_a_missing_rank_of_a_host_that_was_seen_whole_has_ended",
     ),
+    "inside-node": (
+        "tests/unit/engine/test_unobservable_waits.py::test_a_tree_that_gets_nothing_from_a_node_names_the_gpus_of_that_node",
+        "tests/unit/engine/test_unobservable_waits.py::test_gpus_of_a_node_are_not_named_together_where_others_may_be_why",
+    ),
     "link": (
         "tests/fixtures/jobs/h3-link-down-gradients-2.27.5-shm-post-hang-0",
         "tests/unit/engine/test_diagnose.py::test_a_link_is_not_blamed_when_the_sender_was_stopped_while_sending",

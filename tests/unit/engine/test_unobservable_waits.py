@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from ncclwatch.engine.diagnose import diagnose
-from ncclwatch.model.state import Communicator, Direction, ProxyOperation, Transport
+from ncclwatch.model.state import Communicator, Direction, PeerInfo, ProxyOperation, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass
-from unit.synthetic import Rank, communicator, looks, recv, send
+from unit.synthetic import WORLD, Rank, communicator, looks, recv, send
 
 TENSOR, DATA, PIPE = 0xB0, 0xD0, 0xE0
 
@@ -204,3 +204,38 @@ def test_who_called_something_else_is_named_where_nvlink_hides_what_is_open(odd:
     verdict = diagnose(looks([Rank(rank, 4, (own[rank],)) for rank in range(4)], 8))
     assert verdict.verdict_class is (VerdictClass.INCONSISTENT if named else VerdictClass.UNKNOWN), verdict.summary
     assert [culprit.rank for culprit in verdict.culprits] == named
+
+
+def tree_over_nodes(called: tuple[int, int, int, int], hosts: tuple[int, int, int, int] = (1, 1, 2, 2)) -> list[Rank]:
+    """One tree over two nodes, rank 0 its root: rank 2 has sent nothing up, and rank 3 is below it, joined by NVLink."""
+
+    def own(rank: int) -> Communicator:
+        peers = tuple(PeerInfo(other, host_hash=hosts[other], pid_hash=other) for other in range(4))
+        beside = [(rank ^ 1, Transport.P2P)] + [((rank + 2) % 4, Transport.NET)] * (rank % 2 == 0)
+        links = tuple((0, peer, way, transport) for peer, transport in beside for way in (Direction.SEND, Direction.RECV))
+        made = communicator(rank, 4)
+        rings = (replace(made.rings[0], parent=(-1, 0, 0, 2)[rank]),)
+        return replace(made, peers=peers, rings=rings, transports=links, sequence_numbers={"AllReduce": called[rank]})
+
+    open_ = {0: (waiting_in_tree(2, WORLD, 0), unsent(2, WORLD)), 2: (waiting_in_tree(0, WORLD, 0), unsent(0, WORLD))}
+    return [Rank(rank, 4, (own(rank),), open_.get(rank, ())) for rank in range(4)]
+
+
+def test_a_tree_that_gets_nothing_from_a_node_names_the_gpus_of_that_node() -> None:
+    """A child sends up before it receives: nothing but its own GPU, or one below it, can hold it up."""
+    verdict = diagnose(looks(tree_over_nodes((6, 6, 6, 6)), 8))
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED, verdict.summary
+    assert [culprit.rank for culprit in verdict.culprits] == [2, 3]
+    assert verdict.confidence == 0.5 and set(verdict.victims) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("called", "hosts", "named"),
+    [((6, 6, 6, 5), (1, 1, 2, 2), [3]), ((6, 6, 6, 6), (1, 1, 2, 3), [])],
+    ids=["one of them has called less", "they are on two hosts"],
+)
+def test_gpus_of_a_node_are_not_named_together_where_others_may_be_why(
+    called: tuple[int, int, int, int], hosts: tuple[int, int, int, int], named: list[int]
+) -> None:
+    verdict = diagnose(looks(tree_over_nodes(called, hosts), 8))
+    assert [culprit.rank for culprit in verdict.culprits] == named, verdict.summary
