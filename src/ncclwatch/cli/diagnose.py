@@ -240,7 +240,7 @@ def _engine(complete_hosts: Sequence[str], network: NetworkMemory) -> Engine:
 
 def _shows_what_is_open(series: Series) -> bool:
     """Whether memory of the host shows every operation that is open: what GPUs write to each other directly it does not show."""
-    from ncclwatch.engine.connections import is_hidden
+    from ncclwatch.model.joined import is_hidden
 
     return not any(is_hidden(own) for samples in series if samples for own in samples[-1].communicators)
 

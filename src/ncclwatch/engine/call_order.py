@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from ncclwatch.collect.alignment import Entries, line_up
 from ncclwatch.collect.call_order import Call, CallOrder, PerProcess
 from ncclwatch.collect.ledger import ALIKE, UNLIKE, Ledger
-from ncclwatch.engine.connections import unseen_peers
 from ncclwatch.engine.edges import told
 from ncclwatch.engine.evidence.base import Fact
 from ncclwatch.model.events import Function
 from ncclwatch.model.job import Group, Job, Member
+from ncclwatch.model.joined import unseen_peers
 from ncclwatch.model.state import Communicator, Transport
 
 RECENT = 256

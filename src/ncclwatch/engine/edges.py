@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, HiddenNode, Node, RankNode, Strength, node_of
 from ncclwatch.model.job import Group, Job, Member
+from ncclwatch.model.rings import CHUNK_STEPS, Ring
 from ncclwatch.model.state import Direction, OpPhase, ProxyOperation, ProxySub
 from ncclwatch.model.verdict import OperationRef
 
@@ -223,3 +224,34 @@ def _counters(end: End) -> str:
         produced = f"produced {sub.gpu_ready}, " if sub.gpu_ready is not None else ""
         return f"{produced}opened {sub.posted}, sent {sub.transmitted}, completed {sub.done}"
     return f"posted {sub.posted}, received {sub.received}, delivered {sub.transmitted}, consumed {sub.done}"
+
+
+# --- who lags in a ring of shared memory ------------------------------------------------------------------------------------
+
+
+def laggards(job: Job, rings: Mapping[int, Mapping[int, Ring]]) -> Iterator[Wait]:
+    """Waits for ranks that lag in a ring of shared memory; ``rings``: as of :attr:`Case.rings`. O(connections).
+
+    A rank whose own counters say that it waits waits for the one before. Who has written less than all others of its ring has
+    not come as far, and nobody ends a collective before the last has contributed. For one that waits itself no other is said to
+    wait, nor who is further ahead than it can be without it: they were read at different moments.
+    """
+    for group in job.groups.values():
+        for channel, ring in rings[group.id].items() if group.nranks > 1 else ():
+            waiting = {rank: at.ring.prev for rank, at in ring.amid.items() if not at.unread}
+            for rank, prev in waiting.items():
+                if prev in group.members:
+                    yield _lags(job, group, channel, rank, prev, "all that was written into shared memory is read")
+            written = ring.written
+            least = min(written.values(), default=0)
+            if len(written) < group.nranks or least == max(written.values()):
+                continue
+            for other in [rank for rank, steps in written.items() if steps == least and rank not in waiting]:
+                hops = ring.hops(other)
+                for rank, steps in written.items():
+                    if 0 < steps - least <= CHUNK_STEPS * hops.get(rank, 0):
+                        yield _lags(job, group, channel, rank, other, f"{steps - least} steps behind in shared memory")
+
+
+def _lags(job: Job, group: Group, channel: int, reader: int, writer: int, how: str) -> Wait:
+    return waits_for(job, group, group.members[reader][0], writer, Why.EMPTY, f"channel {channel}, {how}", channel=channel)

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from ncclwatch.engine.call_order import Owed, deviation_facts, find_alone_in_deviating, find_deviations
 from ncclwatch.engine.case import Case, Hypothesis, Suspect, caller, naming, observed, peers
-from ncclwatch.engine.connections import beside_unobserved, is_hidden
 from ncclwatch.engine.edges import told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode
 from ncclwatch.engine.evidence.calls import Disagreement, operation_of
@@ -18,6 +17,7 @@ from ncclwatch.engine.redraw import before_is_open
 from ncclwatch.engine.stated import SHOWN
 from ncclwatch.model.cause import Cause
 from ncclwatch.model.job import Group
+from ncclwatch.model.joined import beside_unobserved, is_hidden
 from ncclwatch.model.verdict import VerdictClass
 
 TIE = 0.5

@@ -8,15 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from ncclwatch.engine.call_order import Deviation, deviation_facts, find_deviations
 from ncclwatch.engine.case import Case, Hypothesis, Suspect, naming, nobody, observed, peers
 from ncclwatch.engine.edges import PROXY_STALLS, SAID_BY_THE_OTHER, End, Stall, Wait, Why, told, wait_facts
-from ncclwatch.engine.evidence.base import AbsentNode, Fact, HiddenNode, LinkNode, RankNode
+from ncclwatch.engine.evidence.base import AbsentNode, Fact, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.evidence.calls import called_less_often, lacks_calls
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.patience import HANG_FLOOR_S
-from ncclwatch.engine.redraw import is_begun
+from ncclwatch.engine.redraw import has_moved, is_begun
 from ncclwatch.model.cause import Cause
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.job import Job, Member, launched
+from ncclwatch.model.joined import is_hidden
 from ncclwatch.model.rings import CHUNK_STEPS, is_ring
 from ncclwatch.model.state import Direction, Transport
 from ncclwatch.model.verdict import LinkRef, VerdictClass
@@ -293,9 +294,15 @@ def _order(
     return naming(verdict_class, suspects, victims, confidence, [*supports, *wait_facts(inside)], tie=tie)
 
 
+def _is_hidden(job: Job, node: Node) -> bool:
+    return isinstance(node, RankNode) and any(map(is_hidden, job.member(node.index).last.communicators))
+
+
 def _is_of_orders(job: Job, sink: Sink) -> bool:
     several = len({wait.key.group for wait in sink.inside}) > 1 or any(wait.key.point_to_point for wait in sink.inside)
-    return several and any(is_begun(job, wait) for wait in sink.inside)
+    # What may not have begun is no order where NVLink may hide what its rank waits for.
+    told = any(has_moved(job, wait) or not _is_hidden(job, wait.subject) for wait in sink.inside)
+    return several and told and any(is_begun(job, wait) for wait in sink.inside)
 
 
 def _order_facts(job: Job, entered: dict[int, set[int]]) -> list[Fact]:

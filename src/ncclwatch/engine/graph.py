@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ncclwatch.engine.connections import beside_unobserved, neighbours
 from ncclwatch.engine.edges import NOBODY, StallMark, Wait
 from ncclwatch.engine.evidence.base import (
     AbsentNode,
@@ -32,6 +31,7 @@ from ncclwatch.engine.evidence.base import (
 )
 from ncclwatch.model.columns import Column, Flags
 from ncclwatch.model.job import Job, Member
+from ncclwatch.model.joined import beside_unobserved, neighbours
 
 NodeT = TypeVar("NodeT", bound=Hashable)
 EdgeT = TypeVar("EdgeT", Wait, StallMark)

@@ -12,8 +12,18 @@ from functools import cache, partial
 from typing import Any
 
 from ncclwatch.engine.case import Case, Retraction
-from ncclwatch.engine.connections import has_arrived, is_hidden, laggards, neighbours, unseen_peers
-from ncclwatch.engine.edges import GPU_STALLS, Stall, StallMark, Wait, Why, has_produced, stalls_at, waits_for
+from ncclwatch.engine.edges import (
+    GPU_STALLS,
+    PROXY_STALLS,
+    Stall,
+    StallMark,
+    Wait,
+    Why,
+    has_produced,
+    laggards,
+    stalls_at,
+    waits_for,
+)
 from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, Node, RankNode, Strength, node_of
 from ncclwatch.engine.evidence.calls import CallsFinding, operation_of
 from ncclwatch.engine.evidence.device import gpu_state
@@ -22,6 +32,7 @@ from ncclwatch.engine.graph import Sink, Waits, components
 from ncclwatch.engine.stated import errors_of
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.job import Group, Job, Member, launched
+from ncclwatch.model.joined import has_arrived, is_hidden, neighbours, unseen_peers
 from ncclwatch.model.rings import RING_ENDS_RECEIVING, is_ring, ring_places
 from ncclwatch.model.state import Communicator, Direction, ProxyOperation, Transport
 
@@ -181,7 +192,7 @@ def _may_wait_inside(case: Case, *, unsure: bool = False) -> Iterator[tuple[Memb
     ``unsure``: also of cycles of which it does not show whether anything has begun (trees: an inner rank receives first), and
     those that may wait for one that is hidden.
     """
-    begun = _has_moved if unsure else is_begun
+    begun = has_moved if unsure else is_begun
     for sink in case.waits.sinks:
         if unsure and isinstance(sink.nodes[0], HiddenNode):
             subjects = (wait.subject for wait in sink.waits)
@@ -252,7 +263,7 @@ def not_begun(case: Case) -> Iterator[Retraction]:
     unread, or its peer has the same receive open and was not kept by that from the collective. One wait of a cycle stays.
     """
     for sink in case.waits.ends.cycles:
-        idle = [wait for wait in sink.inside if not is_begun(case.job, wait)]
+        idle = [wait for wait in sink.inside if not is_begun(case.job, wait) or _stands_elsewhere(case, wait)]
         at_hand = {wait.object for wait in sink.inside if wait.why is Why.FULL and not wait.key.point_to_point}
         elsewhere = [wait for wait in sink.inside if wait.weak and wait.subject in at_hand]
         for doubtful in (idle, elsewhere, _called_later(case.job, sink)):
@@ -321,7 +332,15 @@ def is_begun(job: Job, wait: Wait) -> bool:
     return _sends(job, wait.subject, operation, operation.comm_address) is not False
 
 
-def _has_moved(job: Job, wait: Wait) -> bool:
+def _stands_elsewhere(case: Case, wait: Wait) -> bool:
+    """Whether who waits in what shows no move stands still in the middle of an operation of another communicator."""
+    if not isinstance(wait.subject, RankNode) or has_moved(case.job, wait):
+        return False
+    marks = (mark for mark in case.waits.stalls_of(wait.subject.index) if mark.key.group != wait.key.group and mark.end)
+    return any(mark.stall in PROXY_STALLS or mark.end.under_way for mark in marks if mark.end)
+
+
+def has_moved(job: Job, wait: Wait) -> bool:
     """Whether it shows that the GPU of who waits has begun the operation: it has sent or taken some of it."""
     if not is_begun(job, wait):
         return False

@@ -51,7 +51,7 @@ class Rule:
     breaks_ties: bool = False
 
 
-FROM_ENDS = frozenset({"link", "rank-behind"})
+FROM_ENDS = frozenset({"link", "rank-behind", "inside-node"})
 FROM_MEMORY = FROM_ENDS | {"nothing-open", "cycle", "counts-differ", "open-calls-differ"}
 FROM_CALLS = frozenset({"not-called", "calls-differ", "left-out"})
 OPEN_TO_DOUBT = FROM_ENDS | FROM_CALLS | {"cycle"}

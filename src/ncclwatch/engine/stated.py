@@ -11,7 +11,6 @@ from functools import cache
 from operator import attrgetter
 
 from ncclwatch.engine.case import Case, Hypothesis, Suspect, absent, caller, naming, nobody, observed, peers
-from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.edges import Why, told, wait_facts
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, RankNode
 from ncclwatch.engine.evidence.kernel import Census
@@ -19,6 +18,7 @@ from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.patience import HANG_FLOOR_S, LONGEST_PATIENCE_S
 from ncclwatch.model.cause import Cause
 from ncclwatch.model.job import Group, Member
+from ncclwatch.model.joined import is_hidden
 from ncclwatch.model.state import Communicator
 from ncclwatch.model.verdict import Culprit, VerdictClass
 

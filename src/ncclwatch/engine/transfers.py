@@ -12,10 +12,10 @@ from operator import attrgetter
 
 import numpy as np
 
-from ncclwatch.engine.connections import has_arrived
 from ncclwatch.engine.edges import NOBODY, ConnectionKey, End, Stall, Why
 from ncclwatch.model.columns import Column, Flags, Places, column, has_one, matching, numbered
 from ncclwatch.model.job import Group, Job, Member
+from ncclwatch.model.joined import has_arrived
 from ncclwatch.model.rings import CONNECTION_SLOTS
 from ncclwatch.model.state import Direction, PendingOperation, ProxyOperation
 from ncclwatch.model.steps import BEGUN, COLUMNS, NET, PHASES, PLACE_BITS, READY, UNKNOWN

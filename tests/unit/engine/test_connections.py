@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ncclwatch.engine.connections import was_before
 from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.model.job import assemble
+from ncclwatch.model.joined import was_before
 from ncclwatch.model.state import Direction, NetStep, ProcessSample, ProxyOperation
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from unit.synthetic import SECOND, Rank, communicator, looks, recv, send

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ncclwatch.engine.diagnose import diagnose
-from ncclwatch.model.state import Communicator, Direction, PeerInfo, ProxyOperation, Transport
+from ncclwatch.model.state import Communicator, Direction, OpPhase, PeerInfo, ProxyOperation, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from unit.synthetic import WORLD, Rank, communicator, looks, recv, send
 
@@ -143,11 +143,24 @@ def test_a_cycle_of_trees_that_nobody_may_have_begun_waits_for_who_has_called_le
     assert [culprit.rank for culprit in verdict.culprits] == [1]
 
 
-@pytest.mark.parametrize(("called", "moved"), [((6, 6, 6, 6), 0), ((6, 5, 6, 6), 4)], ids=["as much", "begun"])
-def test_a_cycle_of_trees_stands_where_all_have_called_as_much_or_one_has_begun(called: tuple[int, ...], moved: int) -> None:
-    verdict = diagnose(looks(trees(called, moved=moved), 8))
+def test_a_cycle_of_trees_stands_where_one_has_begun() -> None:
+    verdict = diagnose(looks(trees((6, 5, 6, 6), moved=4), 8))
     assert verdict.verdict_class is VerdictClass.DEADLOCK, verdict.summary
     assert {culprit.rank for culprit in verdict.culprits} == {0, 2}
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["NVLink beside them", "each alone on its host"])
+def test_a_cycle_of_trees_that_nobody_may_have_begun_is_an_order_where_nothing_is_hidden(alone: bool) -> None:
+    """As many calls: a GPU beside one of them may have stopped as well, if there is one beside it."""
+    ranks = trees((6, 6, 6, 6))
+    if alone:
+        for one in ranks:
+            seen = [[link for link in own.transports if link[3] is Transport.NET] for own in one.communicators]
+            one.communicators = tuple(
+                replace(own, transports=tuple(links)) for own, links in zip(one.communicators, seen, strict=True)
+            )
+    verdict = diagnose(looks(ranks, 8))
+    assert verdict.verdict_class is (VerdictClass.DEADLOCK if alone else VerdictClass.UNKNOWN), verdict.summary
 
 
 def test_ranks_that_have_called_as_much_are_not_told_apart_by_it() -> None:
@@ -165,6 +178,40 @@ def test_a_rank_without_connections_for_messages_waits_for_none(made: tuple[int,
     whole = [replace(own, sequence_numbers={"AllReduce": 0}, message_peers=made) for own in made_by_rank]
     verdict = diagnose(looks([replace(one, communicators=(*one.communicators, whole[one.rank])) for one in ranks], 8))
     assert [culprit.rank for culprit in verdict.culprits] == named, verdict.summary
+
+
+def test_a_proxy_that_does_not_notice_what_its_gpu_takes_is_told_by_what_was_sent_on() -> None:
+    """Rank 3 has sent on eight steps of others, so rank 2's GPU has taken four: its proxy counts none, and opens no buffers."""
+    ranks = ring_through_nodes(2)
+    operations = [
+        recv(3, posted=20, received=12, delivered=12, consumed=12, nsteps=24),
+        send(2, sent=20, done=20, produced=20, nsteps=24),
+        recv(1, posted=8, received=4, delivered=4, consumed=0, nsteps=24),
+        send(0, sent=12, done=12, produced=12, nsteps=24),
+    ]
+    verdict = diagnose(looks([replace(one, operations=(own,)) for one, own in zip(ranks, operations, strict=True)], 8))
+    assert verdict.verdict_class is VerdictClass.HARDWARE and [culprit.rank for culprit in verdict.culprits] == [2]
+    assert "proxy" in verdict.summary
+
+
+@pytest.mark.parametrize("counted", [False, True], ids=["2.25", "2.26, whose numbers are of those with a proxy"])
+def test_who_has_another_collective_open_under_the_same_number_called_something_else(counted: bool) -> None:
+    """Before 2.26 NCCL numbers all calls of a communicator alike. What one rank calls there, and nobody, itself included, calls
+    under any other number, is the odd one, though its peers hold no other end of it.
+    """
+    ranks = tree_over_nodes((6, 6, 6, 6))
+    other = [as_tree(send(0, sent=0, done=0, produced=0, op_count=26, collective="Broadcast"))]
+    later = [as_tree(send(0, sent=0, done=0, produced=0, op_count=28, phase=OpPhase.READY))]
+    made = [
+        replace(one, operations=(*one.operations, *(other + later if one.rank == 1 else [])))
+        for one in ranks
+    ]  # fmt: skip
+    if not counted:
+        made = [replace(one, communicators=tuple(replace(own, sequence_numbers={}) for own in one.communicators)) for one in made]
+    verdict = diagnose(looks(made, 8))
+    assert (verdict.verdict_class is VerdictClass.INCONSISTENT) is not counted, verdict.summary
+    if not counted:
+        assert [culprit.rank for culprit in verdict.culprits] == [1]
 
 
 def ring_through_nodes(stopped: int) -> list[Rank]:

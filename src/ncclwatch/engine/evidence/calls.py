@@ -245,6 +245,9 @@ class OpenCalls(Source):
         odd = [pair for senders, receivers in t.pairs() for pair in _disagreeing(t, senders, receivers)]
         for sender, receiver in sorted(odd):
             pairs[int(t.group[sender])].append((t.end(sender), t.end(receiver)))
+        for place, called in _otherwise_numbered(t):
+            if place not in pairs:
+                yield self._numbered(case.job, t.groups[place], called)
         for place, found in pairs.items():
             group, calls = t.groups[place], _open_calls(t, place)
             agree, lines = _vote(case.job, group, calls)
@@ -259,6 +262,18 @@ class OpenCalls(Source):
             lines = (*lines, *(_pair_text(case.job, *pair) for pair in found))
             yield Disagreement(kind=FactKind.OPEN_OTHER, subject=group.id, group=group, odd=names, how=how, lines=lines, tie=tie)
 
+    def _numbered(self, job: Job, group: Group, called: Mapping[int, Mapping[int, str]]) -> Disagreement:
+        """Of what ranks have open, by number and rank: who called under the first contested one what is called under no other."""
+        number = min(at for at, ranks in called.items() if len(set(ranks.values())) > 1)
+        elsewhere = {name for at, ranks in called.items() if at != number for name in ranks.values()}
+        names = {rank: f"{name} #{number}" for rank, name in called[number].items()}
+        agree, lines = _vote(job, group, names)
+        odd = names.keys() - agree if agree else {rank for rank, name in called[number].items() if name not in elsewhere}
+        tie = not 0 < len(odd) < len(names)
+        how = TIE if tie else "the others agree" if agree else "nobody calls this there under any other number"
+        told = {rank: names[rank] for rank in sorted(names if tie else odd)}
+        return Disagreement(kind=FactKind.OPEN_OTHER, subject=group.id, group=group, odd=told, how=how, lines=lines, tie=tie)
+
 
 def _disagreeing(transfers: Transfers, senders: Column, receivers: Column) -> list[tuple[int, int]]:
     """Those of the pairs that overlap and are not the same."""
@@ -268,6 +283,22 @@ def _disagreeing(transfers: Transfers, senders: Column, receivers: Column) -> li
     other_name = (transfers.collective[senders] != transfers.collective[receivers]) & ~transfers.point_to_point[senders]
     odd = overlap & ((bases != other_bases) | (steps != other_steps) | other_name)
     return list(zip(senders[odd].tolist(), receivers[odd].tolist(), strict=True))
+
+
+def _otherwise_numbered(transfers: Transfers) -> Iterator[tuple[int, dict[int, dict[int, str]]]]:
+    """Places of communicators of which ranks have different collectives open under one number, with all that is open there; where
+    NCCL counts all calls alike (before 2.26: from then on ``opCount`` counts those of which a proxy takes part).
+    """
+    t = transfers
+    rows = np.flatnonzero(~t.point_to_point & (t.rank >= 0))
+    kinds = np.unique(np.stack([column[rows] for column in (t.group, t.op_count, t.collective)]), axis=1)
+    for place in sorted(set(kinds[0, 1:][(kinds[:2, 1:] == kinds[:2, :-1]).all(axis=0)].tolist())):
+        if not any(own.sequence_numbers for own in t.groups[place].views):
+            called: dict[int, dict[int, str]] = defaultdict(dict)
+            for row in rows[t.group[rows] == place].tolist():
+                operation = t.operation_of(row)
+                called[operation.sequence][int(t.rank[row])] = operation.collective
+            yield place, called
 
 
 def _open_calls(transfers: Transfers, place: int) -> dict[int, str]:

@@ -12,11 +12,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ncclwatch.engine.connections import is_seen, unseen_peers
 from ncclwatch.engine.edges import Wait, Why, waits_for
 from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode, Source
 from ncclwatch.model.device import DeviceCommunicator, DeviceOperation, DeviceSample, KernelState
 from ncclwatch.model.job import Group, Job, Member
+from ncclwatch.model.joined import is_seen, unseen_peers
 from ncclwatch.model.state import Communicator, Direction, HostConnection, Transport
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ncclwatch.engine import edges
-from ncclwatch.engine.connections import hidden_on
 from ncclwatch.engine.edges import NOBODY, ConnectionKey, End, Stall, StallMark, Wait, Why, waits_for
 from ncclwatch.engine.evidence.base import (
     AbsentNode,
@@ -32,6 +31,7 @@ from ncclwatch.engine.evidence.base import (
 from ncclwatch.engine.transfers import SHOWN, Compared
 from ncclwatch.model.columns import Column
 from ncclwatch.model.job import Group, Member, launched
+from ncclwatch.model.joined import hidden_on
 from ncclwatch.model.rings import CONNECTION_SLOTS, RING_ENDS_RECEIVING, Ring, RingSteps, is_ring, memory_of, steps_unread
 from ncclwatch.model.state import Direction, HostConnection, Transport
 
@@ -226,9 +226,10 @@ class _Inside:
         ]
         dropped = compared.showing(Stall.GPU_NOT_PRODUCING)[chosen] & ~t.receiving[rows]
         found: list[int] = chosen[dropped | np.isin(t.owner[rows], inside)].tolist()
-        return found
+        # Rings first: who is amid one has not begun a tree of another communicator.
+        return sorted(found, key=lambda place: not is_ring(t.operation_of(int(compared.rows[place]))))
 
-    def _behind_stall(self, place: int) -> Iterator[Wait]:
+    def _behind_stall(self, place: int) -> Iterator[Wait | StallMark]:
         """Whom a GPU that stands still may wait for in its node; likely, where it has not written its ring's first send."""
         end, _ = self.compared.ends(place)
         group, channel = self.job.groups[end.key.group], end.key.channel
@@ -246,12 +247,13 @@ class _Inside:
                 strength = Strength.POSSIBLE if edges.has_produced(end.sub) else Strength.LIKELY
                 yield from self._children(group, channel, rank, other, strength)
         if not is_ring(end.operation):
-            yield from self._hidden(group, channel, other, member)
+            if member.index not in self._amid or edges.has_produced(end.sub):
+                yield from self._hidden(group, channel, other, member)
         elif (ring := next((ring for ring in group.members[rank][1].rings if ring.channel == channel), None)) is not None:
             row, peer = int(self.compared.rows[place]), ring.prev if end.sends else ring.next
             yield from self._beside_in_ring(row, end, group, member, peer)
 
-    def _beside_in_ring(self, row: int, end: End, group: Group, member: Member, peer: int) -> Iterator[Wait]:
+    def _beside_in_ring(self, row: int, end: End, group: Group, member: Member, peer: int) -> Iterator[Wait | StallMark]:
         """Whether a GPU at which a ring enters or leaves the node waits for the one that NVLink joins to it there, by the steps
         that both have taken from the network or sent into it; possible where the ring goes on inside the node. A GPU that is amid
         another operation has not begun this one.
@@ -268,10 +270,15 @@ class _Inside:
         other = self.transfers.end(int(rows[0])).sub
         taken, sent = (other.done, end.sub) if end.sends else (end.sub.done, other)
         lies = steps.between(taken, sent.transmitted if sent.gpu_ready is None else sent.gpu_ready)
+        if lies.most < 0 and not end.sends:  # More was sent on than this one's proxy knows to be taken.
+            self._amid.add(member.index)
+            yield edges.stalls_at(end, None, Stall.PROXY_NOT_POSTING)
+            return
         can = lies.least >= steps.slice if end.sends else lies.most + steps.slice <= CONNECTION_SLOTS
         cannot = lies.most <= 0 if end.sends else lies.least + steps.slice > CONNECTION_SLOTS
         if cannot:
-            said = f"{lies.least} to {lies.most} steps lie between them, by what they have taken and sent, channel {channel}"
+            between = f"{max(lies.least, 0)} to {lies.most} steps lie" if lies.most > 0 else "nothing lies"
+            said = f"{between} between them, by what they have taken and sent, channel {channel}"
             why = Why.EMPTY if end.sends else Why.FULL
             yield waits_for(self.job, group, member, peer, why, said, channel=channel, sends=not end.sends)
         elif not can:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ncclwatch.engine.beside import all_held_back
-from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.slow.classify import Cause, Cost, Judgement, cause, costs
 from ncclwatch.engine.slow.detect import ENOUGH, FEWEST_HEALTHY, LEAST_RATIO, SlowDown
 from ncclwatch.engine.slow.findings import Finding
 from ncclwatch.engine.slow.lateness import MOSTLY
 from ncclwatch.model.job import Group, Job, Member
+from ncclwatch.model.joined import is_hidden
 from ncclwatch.model.next_steps import LOADER_TOO, RAISE_LIMIT, RAISE_LIMITS, SLOW_STEPS
 from ncclwatch.model.topology import DATA_WORDS, PARALLEL, Role, Topology
 from ncclwatch.model.verdict import (

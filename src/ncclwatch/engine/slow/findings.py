@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from ncclwatch.collect.cadence import Cadences
 from ncclwatch.collect.network_memory import Measured
-from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.evidence.device import sees_everything
 from ncclwatch.engine.slow.lateness import Lateness
 from ncclwatch.engine.slow.profile import Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.job import Job, Member, identity_of
+from ncclwatch.model.joined import is_hidden
 from ncclwatch.model.topology import Topology
 from ncclwatch.model.verdict import SlowKind as Kind
 

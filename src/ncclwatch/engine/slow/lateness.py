@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from ncclwatch.collect.alignment import line_up
 from ncclwatch.collect.cadence import Cadence, Times
 from ncclwatch.collect.ledger import Ledger
-from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.slow.detect import ENOUGH, LEAST_RATIO, SlowDown
 from ncclwatch.model.job import Job
+from ncclwatch.model.joined import is_hidden
 
 LEAST_S = 0.01
 """Less than this, or than the least slow-down that counts, is no lateness. Unit: seconds. From: chosen."""

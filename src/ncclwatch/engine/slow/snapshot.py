@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.conflicts import StageOf
-from ncclwatch.engine.connections import laggards
-from ncclwatch.engine.edges import PROXY_STALLS, Wait, Why
+from ncclwatch.engine.edges import PROXY_STALLS, Wait, Why, laggards
 from ncclwatch.engine.evidence.base import (
     AbsentNode,
     Fact,

@@ -14,7 +14,6 @@ from ncclwatch.collect.cadence import Cadences, Iteration
 from ncclwatch.collect.ledger import Ledger
 from ncclwatch.collect.network_memory import Measured, NetworkMemory
 from ncclwatch.engine.conflicts import StageOf
-from ncclwatch.engine.connections import ONE_MOMENT_S
 from ncclwatch.engine.patience import HANG_FLOOR_S
 from ncclwatch.engine.slow import explain
 from ncclwatch.engine.slow.attribute import find
@@ -27,6 +26,7 @@ from ncclwatch.engine.slow.profile import Profile, add_up
 from ncclwatch.engine.slow.snapshot import Look, at_rest, near, take_look
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.job import Job
+from ncclwatch.model.joined import ONE_MOMENT_S
 from ncclwatch.model.topology import Topology
 from ncclwatch.model.verdict import Verdict, VerdictClass
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from ncclwatch.collect.ledger import POINT_TO_POINT
 from ncclwatch.collect.specimens import Recorder
-from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.topology.iteration import ENOUGH, OFTEN, Shape, Specimen, Usage, shape_of
 from ncclwatch.engine.topology.job_map import JobMap, KnownGroup, KnownJob
+from ncclwatch.model.joined import is_hidden
 from ncclwatch.model.state import Communicator, Direction
 from ncclwatch.model.topology import FUNCTION_NAMES
 

@@ -12,8 +12,7 @@ import pytest
 from ncclwatch.collect.cadence import Cadence
 from ncclwatch.collect.call_order import RECORD, CallOrder
 from ncclwatch.engine.case import Case
-from ncclwatch.engine.connections import laggards
-from ncclwatch.engine.edges import Wait
+from ncclwatch.engine.edges import Wait, laggards
 from ncclwatch.engine.evidence.base import RankNode
 from ncclwatch.engine.slow.findings import equals
 from ncclwatch.engine.slow.kernels import OrderOf, awaited_inside
