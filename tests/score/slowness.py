@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import re
 import sys
 from collections import defaultdict
@@ -31,10 +32,10 @@ from numpy.typing import NDArray
 from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.engine.slow import attribute
 from ncclwatch.engine.slow.calibration import Weights
-from ncclwatch.engine.slow.findings import Context, RoundTrips
+from ncclwatch.engine.slow.findings import FEWEST_PAST, Context, RoundTrips
 from ncclwatch.engine.slow.profile import Profile, add_up
 from ncclwatch.engine.slow.snapshot import Look
-from ncclwatch.engine.slow.terms import TERMS, CandidateKind, Terms, measure
+from ncclwatch.engine.slow.terms import NETWORKS, TERMS, CandidateKind, Terms, measure
 from ncclwatch.model.job import Job
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.simulate.scenario import FaultKind, Scenario, ScoreClass, load_all
@@ -191,8 +192,6 @@ def _right(job: Observed, terms: Terms, ranks: Sequence[int | None]) -> tuple[ND
 
 def _classes(kind: CandidateKind) -> set[str]:
     """The classes of verdicts that a candidate may be part of."""
-    if kind is CandidateKind.WHOLE_HOST:
-        return {"slow-mixed"}
     return {"slow-mixed", "slow-computation" if kind.computes else "slow-communication"}
 
 
@@ -384,6 +383,33 @@ def threshold(moments: Sequence[Moment], wrong: float) -> float:
     return float(min(tried)[-1])
 
 
+def beside_threshold(jobs: Sequence[Observed], weights: Weights, since: float) -> float:
+    """The smallest probability from which on nobody innocent is named beside a slow network, in any real job: by two moments in
+    a row that say the same. No real job here has two causes, so all who are named so are innocent.
+    """
+    worst = LEAST_NAMED
+    for job in (job for job in jobs if job.real):
+        for pretended in (False, True):
+            said = [_beside(one, weights, since) for one in job.observations if one.pretended == pretended]
+            for before, one in itertools.pairwise(said):
+                if one and before and one[0] == before[0]:
+                    worst = max(worst, min(one[1], before[1]))
+    return math.ceil(worst * 100) / 100
+
+
+def _beside(one: Observation, weights: Weights, since: float) -> tuple[object, float] | None:
+    """Whoever is likeliest to work beside the network that a moment names, and the probability."""
+    if one.context.lost is None or one.context.past is None or one.profile.looks < FEWEST_PAST:
+        return None
+    terms = measure(one.profile, one.context)
+    chances = attribute.posterior(attribute.log_odds(terms, weights), weights, one.context)
+    named = attribute.likeliest(terms, chances, since, one.context)
+    if named is None or terms.kinds[named.number] not in NETWORKS:
+        return None
+    found = attribute.beside(one.profile, one.context, terms, named, weights, 0.5)
+    return ((named.members, [other.members for other in found]), found[0].confidence) if found else None
+
+
 # --- the command -------------------------------------------------------------------------------------------------------------
 
 
@@ -480,6 +506,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{name}: {note[name]} from {name_from[name]}")
         every = {**weights.terms, **weights.kinds, "nobody": weights.nobody}
         print("  " + ", ".join(f"{key} {value:g}" for key, value in every.items()))
+        if name == "since":
+            name_from["beside"] = beside_threshold(jobs, weights, name_from[name])
     table["name_from"], table["note"] = name_from, note
     table["change_log_bayes_factor"] = CHANGE
     if options.out:
