@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import re
 import sys
 from collections import defaultdict
@@ -387,27 +386,29 @@ def beside_threshold(jobs: Sequence[Observed], weights: Weights, since: float) -
     """The smallest probability from which on nobody innocent is named beside a slow network, in any real job: by two moments in
     a row that say the same. No real job here has two causes, so all who are named so are innocent.
     """
-    worst = LEAST_NAMED
-    for job in (job for job in jobs if job.real):
-        for pretended in (False, True):
-            said = [_beside(one, weights, since) for one in job.observations if one.pretended == pretended]
-            for before, one in itertools.pairwise(said):
-                if one and before and one[0] == before[0]:
-                    worst = max(worst, min(one[1], before[1]))
-    return math.ceil(worst * 100) / 100
+    known = [
+        [o for o in job.observations if o.context.past is not None and o.profile.looks >= FEWEST_PAST] for job in jobs if job.real
+    ]
+    series = [[one for one in part if one.pretended == pretended] for part in known for pretended in (False, True)]
+    for least in np.arange(LEAST_NAMED, 0.991, 0.01).round(2).tolist():
+        said = [[_beside(one, weights, since, least) for one in part] for part in series]
+        wrong = [any(one and one == before for before, one in itertools.pairwise(part)) for part in said]
+        if not any(wrong):
+            return float(least)
+        # Where nobody is named from one probability on, hardly anybody is from a higher one.
+        series = [part for part, at in zip(series, wrong, strict=True) if at]
+    return 0.99
 
 
-def _beside(one: Observation, weights: Weights, since: float) -> tuple[object, float] | None:
-    """Whoever is likeliest to work beside the network that a moment names, and the probability."""
-    if one.context.lost is None or one.context.past is None or one.profile.looks < FEWEST_PAST:
-        return None
+def _beside(one: Observation, weights: Weights, since: float, least: float) -> tuple[object, ...]:
+    """The network that a moment names, and whoever is said to work beside it; nothing where nobody is."""
     terms = measure(one.profile, one.context)
     chances = attribute.posterior(attribute.log_odds(terms, weights), weights, one.context)
     named = attribute.likeliest(terms, chances, since, one.context)
     if named is None or terms.kinds[named.number] not in NETWORKS:
-        return None
-    found = attribute.beside(one.profile, one.context, terms, named, weights, 0.5)
-    return ((named.members, [other.members for other in found]), found[0].confidence) if found else None
+        return ()
+    found = attribute.beside(one.profile, one.context, terms, named, weights, least)
+    return (named.members, *(other.members for other in found)) if found else ()
 
 
 # --- the command -------------------------------------------------------------------------------------------------------------
