@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.engine.slow import attribute
 from ncclwatch.engine.slow.calibration import Weights
-from ncclwatch.engine.slow.findings import Context, RoundTrips
+from ncclwatch.engine.slow.findings import FEWEST_PAST, Context, RoundTrips
 from ncclwatch.engine.slow.profile import Profile, add_up
 from ncclwatch.engine.slow.snapshot import Look
-from ncclwatch.engine.slow.terms import TERMS, CandidateKind, Terms, measure
+from ncclwatch.engine.slow.terms import NETWORKS, TERMS, CandidateKind, Terms, measure
 from ncclwatch.model.job import Job
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.simulate.scenario import FaultKind, Scenario, ScoreClass, load_all
@@ -191,8 +191,6 @@ def _right(job: Observed, terms: Terms, ranks: Sequence[int | None]) -> tuple[ND
 
 def _classes(kind: CandidateKind) -> set[str]:
     """The classes of verdicts that a candidate may be part of."""
-    if kind is CandidateKind.WHOLE_HOST:
-        return {"slow-mixed"}
     return {"slow-mixed", "slow-computation" if kind.computes else "slow-communication"}
 
 
@@ -384,6 +382,35 @@ def threshold(moments: Sequence[Moment], wrong: float) -> float:
     return float(min(tried)[-1])
 
 
+def beside_threshold(jobs: Sequence[Observed], weights: Weights, since: float) -> float:
+    """The smallest probability from which on nobody innocent is named beside a slow network, in any real job: by two moments in
+    a row that say the same. No real job here has two causes, so all who are named so are innocent.
+    """
+    known = [
+        [o for o in job.observations if o.context.past is not None and o.profile.looks >= FEWEST_PAST] for job in jobs if job.real
+    ]
+    series = [[one for one in part if one.pretended == pretended] for part in known for pretended in (False, True)]
+    for least in np.arange(LEAST_NAMED, 0.991, 0.01).round(2).tolist():
+        said = [[_beside(one, weights, since, least) for one in part] for part in series]
+        wrong = [any(one and one == before for before, one in itertools.pairwise(part)) for part in said]
+        if not any(wrong):
+            return float(least)
+        # Where nobody is named from one probability on, hardly anybody is from a higher one.
+        series = [part for part, at in zip(series, wrong, strict=True) if at]
+    return 0.99
+
+
+def _beside(one: Observation, weights: Weights, since: float, least: float) -> tuple[object, ...]:
+    """The network that a moment names, and whoever is said to work beside it; nothing where nobody is."""
+    terms = measure(one.profile, one.context)
+    chances = attribute.posterior(attribute.log_odds(terms, weights), weights, one.context)
+    named = attribute.likeliest(terms, chances, since, one.context)
+    if named is None or terms.kinds[named.number] not in NETWORKS:
+        return ()
+    found = attribute.beside(one.profile, one.context, terms, named, weights, least)
+    return (named.members, *(other.members for other in found)) if found else ()
+
+
 # --- the command -------------------------------------------------------------------------------------------------------------
 
 
@@ -480,6 +507,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{name}: {note[name]} from {name_from[name]}")
         every = {**weights.terms, **weights.kinds, "nobody": weights.nobody}
         print("  " + ", ".join(f"{key} {value:g}" for key, value in every.items()))
+        if name == "since":
+            name_from["beside"] = beside_threshold(jobs, weights, name_from[name])
     table["name_from"], table["note"] = name_from, note
     table["change_log_bayes_factor"] = CHANGE
     if options.out:

@@ -54,11 +54,15 @@ Times = NDArray[np.float64]
 
 
 class Period(NamedTuple):
-    """An iteration of ``length`` calls ends with ``marker``, the fingerprint of a run of ``run`` calls; length 0: none."""
+    """An iteration of ``length`` calls ends with ``marker``, the fingerprint of a run of ``run`` calls; length 0: none.
+
+    ``whole``: each of its calls has come three times. Before that some amid the iteration have, and what ends it has not.
+    """
 
     length: int = 0
     run: int = 1
     marker: int = 0
+    whole: bool = False
 
 
 NONE = Period()
@@ -107,7 +111,7 @@ def find(tokens: Tokens, times: NDArray[np.float64]) -> Period:
         after = np.diff(ends % length, append=ends[0] % length + length)
         ends = ends[after == after.max()]
         pause = times[ends - length + 1] - times[ends - length]
-        best = Period(length, run, int(marks[ends[np.argmax(pause)]]))
+        best = Period(length, run, int(marks[ends[np.argmax(pause)]]), held >= (GAPS + 1) * length)
     return best
 
 
@@ -157,7 +161,8 @@ class Cadence:
         if self._since_search >= max(SEARCH_EVERY, len(self._calls) // 8) and not self._settled:
             self._since_search = 0
             found = find(self._calls["token"], self._calls["time"])
-            if found.length > self.period.length:
+            ends_there = found.length == self.period.length and found.whole and not self.period.whole
+            if found.length > self.period.length or ends_there:
                 self._forget_period()
                 self.period = found
                 self.generation += 1

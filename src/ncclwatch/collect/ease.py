@@ -6,8 +6,8 @@ process tells, twice an interval, whether it moves (:mod:`ncclwatch.target.pulse
 ``widest_s`` seconds alone. The first process that stands though it moved, and whatever else happens, makes looks as frequent as
 ever for a while: samples taken only when something stands would be no picture of the job.
 
-The other way round, samples are what tells who holds up a slow job. While a job is slow and nobody is named yet, its judge asks
-for more of them; what it asks for is bounded there.
+The other way round, samples are what tells who holds up a slow job. While a job is slow and nobody is named yet, or a network
+alone, its judge asks for more of them; what it asks for is bounded there.
 """
 
 from __future__ import annotations

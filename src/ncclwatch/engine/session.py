@@ -290,7 +290,7 @@ class DiagnosisSession:
         return frozenset(settled - others)
 
     def searching(self) -> frozenset[str]:
-        """Hosts of jobs that are slow, of whom nobody is named yet: more looks would tell sooner."""
+        """Hosts of jobs that are slow, of which not all is known that more looks would tell."""
         found = (job for job, _ in self.diagnosis.judged if self.diagnosis.slow.searches(job))
         return frozenset(member.info.host for job in found for member in job.members)
 

@@ -59,6 +59,25 @@ class TestCadence:
         assert [i.duration for i in found.iterations] == pytest.approx([0.1 + 73 * 0.003] * len(found.iterations))
         assert len(found.iterations) >= 3
 
+    def test_an_iteration_begins_where_its_calls_do_once_its_end_has_come_often_enough(self) -> None:
+        """Amid the third iteration a run of its calls has come three times, and the gradients that end it only twice."""
+        cadences, time, begins = Cadences(), 100.0, []
+        for _ in range(8):
+            program = [(Function.ALL_REDUCE, TENSOR, -1)] * 4
+            for sends, layers in ((True, 3), (False, 8), (True, 8), (False, 4)):
+                program += [(Function.SEND if sends else Function.RECV, PIPE, 1)] + [(Function.ALL_REDUCE, TENSOR, -1)] * layers
+            program += [(Function.REDUCE_SCATTER, DATA, -1), (Function.ALL_GATHER, DATA, -1)]
+            # Four calls are made ahead; then the host waits for the GPU, longer than between iterations.
+            times = [time + 0.001 * at + (0.3 if at >= 4 else 0.0) for at in range(len(program))]
+            begins.append(time)
+            for start in range(0, len(program), 5):
+                cadences.add_calls(calls(program[start : start + 5], times[start : start + 5]))
+            time = times[-1] + 0.1
+        found = cadences.of["", 7]
+        # What was called before the place of the end was known is cut by it as well.
+        assert [i.begin for i in found.iterations] == pytest.approx(begins[-1 - len(found.iterations) : -1])
+        assert len(found.iterations) >= 5 and found.period.whole
+
     def test_iterations_are_found_and_look_alikes_left_out(self) -> None:
         cadences = Cadences()
         plan = (

@@ -19,7 +19,7 @@ from ncclwatch.engine.slow.calibration import TABLE, Weights
 from ncclwatch.engine.slow.findings import FEWEST_PAST, Context, Finding
 from ncclwatch.engine.slow.profile import OWN, LinkKey, Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace, Part
-from ncclwatch.engine.slow.terms import NETWORKS, RANKS, TERMS, CandidateKind, Members, Terms, measure
+from ncclwatch.engine.slow.terms import NETWORKS, RANKS, TERMS, WORK, CandidateKind, Members, Terms, measure, without
 from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.model.verdict import SlowKind as Kind
 
@@ -61,12 +61,35 @@ def find(profile: Profile, context: Context) -> list[Finding]:
     kind = terms.kinds[named.number]
     if kind is CandidateKind.TWO_RANKS:
         return _each(profile, context, found)
-    if kind is not CandidateKind.WHOLE_HOST:
-        return [found]
-    # Its links are slow as well as its work.
-    keys = terms.links[named.number]
-    share, looks = (sum(of[key] for key in keys) for of in (profile.links, profile.link_looks))
-    return [found, replace(found, kind=Kind.NIC, share=share, looks=int(looks), keys=tuple(keys))]
+    if kind in NETWORKS and context.lost is not None and context.past is not None:
+        return [found, *beside(profile, context, terms, named, weights, TABLE.name_from["beside"])]
+    return [found]
+
+
+def beside(
+    profile: Profile, context: Context, terms: Terms, network: Named, weights: Weights, least: float
+) -> list[Finding]:  # fmt: skip
+    """Whose work holds the job up beside a slow network: the same question, of the time that the network does not explain.
+
+    Not the other way round: who works or lacks CPUs moves its data late, and its links seem slow. An end of a slow link is not
+    told from it. Terms that say how well an excess fits a place, not what it costs, do not count: links make ranks late, too.
+    """
+    number, place, keys = network.number, set(network.members), terms.links[network.number]
+    ends = {process for key in keys for process in key[:2]}
+    near = place.union(at for at, process in enumerate(profile.processes) if process in ends)
+    rest, left = without(profile, context, keys, float(terms.share[number]))
+    others = measure(rest, left)
+    weights = replace(weights, terms={name: weights.terms[name] for name in ("activity", "ends", "idle")})
+    apart = [
+        kind in WORK and (near.isdisjoint(members) or (kind is CandidateKind.HOST and place == set(members)))
+        for kind, members in zip(others.kinds, others.members, strict=True)
+    ]  # fmt: skip
+    chances = posterior(np.where(apart, log_odds(others, weights), -np.inf), weights, left)
+    named = likeliest(others, chances, least, left)
+    if named is None:
+        return []
+    found = replace(_finding(rest, left, others, named, weights), rule="slow-since")
+    return _each(rest, left, found) if others.kinds[named.number] is CandidateKind.TWO_RANKS else [found]
 
 
 def _each(profile: Profile, context: Context, found: Finding) -> list[Finding]:

@@ -161,7 +161,10 @@ class IterationWatch:
         # One that has become far milder is to be explained by what is seen since, too: what made it worse may be gone.
         if changed := change_point(durations, WORSE_RATIO) or change_point(1.0 / durations, WORSE_RATIO, ENOUGH):
             kept = state.durations[changed:]
-            self.slow = _State(iteration.end - sum(kept), kept)
+            # Whether it is slow still is asked as of any other stretch: what was worse says nothing of it.
+            since = _bins(np.array(kept), edges)
+            still = log_bayes_factor(_bins(self.usual, edges), since) > TABLE.change_log_bayes_factor
+            self.slow = _State(iteration.end - sum(kept), kept) if still and since[SLOW_FROM:].sum() >= ENOUGH else None
 
 
 def change_point(durations: NDArray[np.float64], least_ratio: float = LEAST_RATIO, fewest: int = FEWEST_HEALTHY) -> int | None:

@@ -8,8 +8,8 @@ are those of its members and of nobody else. Candidates compete in ``attribute``
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain, combinations
 from typing import NamedTuple
@@ -42,7 +42,6 @@ class CandidateKind(StrEnum):
     LINK = "link"  # the connection of two ranks
     NIC = "nic"  # all connections of one rank: its NIC, or its proxy, which leaves in the sockets what goes in and out
     HOST_NICS = "host-nics"  # all connections through the NICs of a host
-    WHOLE_HOST = "whole-host"  # the work of all ranks of a host and all its connections
 
     @property
     def computes(self) -> bool:
@@ -51,7 +50,7 @@ class CandidateKind(StrEnum):
 
 
 RANKS = (CandidateKind.RANK, CandidateKind.TWO_RANKS)
-WORK = (*RANKS, CandidateKind.HOST, CandidateKind.WHOLE_HOST)
+WORK = (*RANKS, CandidateKind.HOST)
 NETWORKS = (CandidateKind.LINK, CandidateKind.NIC, CandidateKind.HOST_NICS)
 FROM_START = (CandidateKind.RANK, CandidateKind.HOST, CandidateKind.LINK, CandidateKind.NIC)
 """Candidates also without a healthy past: a healthy job may well spend half of its time on its network, and at two ranks."""
@@ -79,6 +78,8 @@ ASSUMED = np.array([0.6, 0.3, 0.1])
 """What a rank does in a healthy job, where too little was seen of this one."""
 ASSUMED_LOST = 0.3
 """Share of the time that is lost, where nothing says how fast the job was. Unit: share. From: chosen, amid ``STEPS_LOST``."""
+LOST = 0.03, 0.97
+"""Bound: the share of the time that is lost is taken for no less, and no more."""
 OWN_END = 0.7
 """Part of the lost time in which waits are seen to end at the culprit, and not at whom it holds up first. Unit: share. From:
 chosen; the weight of the term takes up what it is off by.
@@ -109,7 +110,7 @@ class Terms:
 
 def measure(profile: Profile, context: Context) -> Terms:
     """The terms of every candidate of a job. O((ranks + places x links) x terms)."""
-    lost = float(np.clip(context.lost if context.lost is not None else ASSUMED_LOST, 0.03, 0.97))
+    lost = float(np.clip(context.lost if context.lost is not None else ASSUMED_LOST, *LOST))
     ends = _ends(profile, context, 1.0 - lost)
     straggler, pooled = _activity(profile, context, lost)
     if context.unseen is not None:  # they seem to be at work, and wait where nothing shows it
@@ -128,7 +129,7 @@ def measure(profile: Profile, context: Context) -> Terms:
     now, past, looks = at_ranks[0] + at_links[0], at_ranks[1] + at_links[1], np.maximum(at_ranks[2], at_links[2])
     sizes = [list(map(len, parts)) for parts in (workers, proxies, links)]
     measured = _excesses(profile, context, lost)
-    alone, together = members_of(*RANKS), members_of(CandidateKind.HOST, CandidateKind.WHOLE_HOST)
+    alone, together = members_of(*RANKS), members_of(CandidateKind.HOST)
     columns = {
         "activity": _sum(np.clip(straggler, -CREDIT, CREDIT), alone) + _sum(np.clip(pooled, -CREDIT, CREDIT), together),
         "ends": ends.ratio(now, past, np.sum(sizes, axis=0), lost, profile.looks),
@@ -142,6 +143,23 @@ def measure(profile: Profile, context: Context) -> Terms:
         [one.kind for one in every], [one.members for one in every], np.stack([columns[name] for name in TERMS], axis=1),
         now - past, looks.astype(np.int64), [sorted(own, key=lambda key: -profile.links[key]) for own in seen],
     )  # fmt: skip
+
+
+def without(profile: Profile, context: Context, links: Collection[LinkKey], share: float) -> tuple[Profile, Context]:
+    """What is left of the lost time, and of what was seen in it, once ``links`` hold the job up for a ``share`` of all time, in
+    which every rank waits. Raises ValueError without a healthy past: what is left is small, and nothing else tells it.
+    """
+    if context.lost is None or (past := context.past) is None:
+        raise ValueError("no healthy past")
+    lost = float(np.clip(context.lost, *LOST))
+    explained = float(np.clip(share, 0.0, lost - LOST[0]))
+    kept, waited = np.array([1.0 - lost, explained]) / (1.0 - lost + explained)
+    before = replace(
+        past, busy=kept * past.busy + waited * WAITER[0], waits=kept * past.waits + waited * WAITER[1],
+        hold={part: kept * held for part, held in past.hold.items()},
+    )  # fmt: skip
+    left = replace(profile, links={key: value for key, value in profile.links.items() if key not in links})
+    return left, replace(context, lost=lost - explained, before=before, late=None, delayed={})
 
 
 def _sum(values: Shares, members: Sequence[Sequence[int]]) -> Shares:
@@ -262,7 +280,7 @@ def _of_ranks(works: Shares, places: Sequence[Members]) -> Iterator[Candidate]:
 
 
 def _of_links(ends: Ends, places: Sequence[Members], ranks: int) -> Iterator[Candidate]:
-    """Links, NICs, the links of hosts, and hosts as a whole. A link is told by its two ranks, whichever way data goes.
+    """Links, NICs, and the links of hosts. A link is told by its two ranks, whichever way data goes.
 
     What only one link of a host shows is that link's.
     """
@@ -275,13 +293,11 @@ def _of_links(ends: Ends, places: Sequence[Members], ranks: int) -> Iterator[Can
         nics[other,].append(link)
     # Links between two hosts are those of the one as well as of the other. Which it is does not show; who has no link does.
     # Nor does it show whether what joins ranks of one host over the network passes its NICs: with it and without.
-    leaving: dict[Members, list[int]] = {}
     through: dict[Members, list[int]] = {}
     owners: dict[Members, list[Members]] = defaultdict(list)
     for place in places:
         times = Counter(link for at in place for link in nics[at,])
         if crossing := sorted(link for link, inside in times.items() if inside == 1):
-            leaving[place] = crossing
             owners[tuple(crossing)].append(place)
             if len(crossing) < len(times):
                 through[place] = sorted(times)
@@ -292,11 +308,9 @@ def _of_links(ends: Ends, places: Sequence[Members], ranks: int) -> Iterator[Can
     yield from (Candidate(CandidateKind.LINK, pair, own) for pair, own in pairs.items())
     yield from (Candidate(CandidateKind.NIC, rank, own) for rank, own in nics.items())
     grown = np.maximum(ends.link.now - ends.link.past, 0.0)
-    of_nics, of_all = (CandidateKind.HOST_NICS, CandidateKind.WHOLE_HOST)
-    for kind, found in ((of_nics, through), (of_nics, hosts), (of_all, through), (of_all, leaving)):
-        for members, own in found.items():
-            if grown[own].max() < (1.0 - SEVERAL) * grown[own].sum():
-                yield Candidate(kind, members, own)
+    for members, own in chain(through.items(), hosts.items()):
+        if grown[own].max() < (1.0 - SEVERAL) * grown[own].sum():
+            yield Candidate(CandidateKind.HOST_NICS, members, own)
 
 
 # --- where waits end ---------------------------------------------------------------------------------------------------------

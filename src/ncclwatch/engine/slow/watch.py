@@ -189,9 +189,10 @@ class SlowWatch:
         return len(watch.looks) + len(watch.idle) >= SETTLED_SAMPLES and watch.iterations.known and watch.iterations.slow is None
 
     def searches(self, job: Job) -> bool:
-        """Whether more samples are wanted: a job is slow, and nobody is named."""
+        """Whether more samples are wanted: a job is slow, and nobody is named, or a network beside which work shows later."""
         watch = self._watch_of(job)
-        if (since := watch.slow_since) is None or watch.standing is not None or len(job.members) > CHEAP_RANKS:
+        told = watch.standing is not None and watch.standing.verdict_class is not VerdictClass.SLOW_COMMUNICATION
+        if (since := watch.slow_since) is None or told or len(job.members) > CHEAP_RANKS:
             return False
         return sum(look.time >= since for look in watch.looks) < SEARCHING_SAMPLES
 

@@ -302,6 +302,34 @@ def test_links_and_proxies(case: Case) -> None:
     case.check()
 
 
+# --- work beside a slow network ------------------------------------------------------------------------------------------------
+
+
+def shared(work: Sequence[int], often: int, links: Sequence[tuple[int, int]] = ((0, 1),)) -> list[Look]:
+    """Of 24 samples some in which ranks work, the rest of those that tell in which links hold everybody up."""
+    at_links = [sample([link(*ends, 0.9 / len(links)) for ends in links], (), ALL)]
+    at_work = [sample([own(rank, 0.9 / len(work)) for rank in work], work, but(*work))] if work else []
+    return at_links * (20 - often) + at_work * often + [sample([], ALL, ())] * 4
+
+
+IN_HOST = ((0, 1), (1, 2), (2, 3), (3, 4), (7, 0))
+WITH_PAST = context(0.8, before=add_up(HEALTHY * 2, KEYS))
+PAST_IN_HOSTS = context(0.8, hosts=2, before=add_up(HEALTHY * 2, KEYS))
+
+
+@cases(
+    Case("a rank elsewhere", shared((5,), 7), WITH_PAST, [(Kind.LINK, (0, 1)), (Kind.COMPUTE, (5,))]),
+    Case("the ranks of the host whose links are slow", shared((0, 1, 2, 3), 6, IN_HOST), PAST_IN_HOSTS,
+         [(Kind.NIC, (0, 1, 2, 3)), (Kind.COMPUTE, (0, 1, 2, 3))]),
+    Case("nobody: all of the lost time is the link's", shared((), 0), WITH_PAST, [(Kind.LINK, (0, 1))]),
+    Case("seen once", shared((5,), 1), WITH_PAST, [(Kind.LINK, (0, 1))]),
+    Case("an end of the link is not told from it", shared((1,), 5), WITH_PAST, never=[(Kind.COMPUTE, (1,))]),
+    Case("without a healthy past", shared((5,), 7), context(0.8), never=[(Kind.COMPUTE, (5,))]),
+)  # fmt: skip
+def test_work_beside_a_slow_network(case: Case) -> None:
+    case.check()
+
+
 # --- the posterior -------------------------------------------------------------------------------------------------------
 
 

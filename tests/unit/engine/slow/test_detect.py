@@ -198,6 +198,14 @@ def test_a_slow_job_that_becomes_milder_is_judged_as_it_is_now() -> None:
     assert slow_down([*before, *[1.0] * 20]) is None, "over"
 
 
+def test_what_follows_pauses_is_slow_only_if_it_is_by_itself() -> None:
+    pauses = [*[0.39, 0.38, 0.39] * 4, 13.6, 17.4, 16.8]
+    assert slow_down(pauses) is not None
+    assert slow_down([*pauses, 2.3, 0.39, 0.38]) is None, "one of three is slow, which happens to healthy jobs"
+    milder = slow_down([*pauses, *[0.8, 0.79, 0.8] * 2])
+    assert milder is not None and milder.mean_s < 1.0
+
+
 def test_pauses_are_no_second_slow_down() -> None:
     slow = slow_down([1.0] * 8 + [1.0, 1.0, 3.0] * 6)
     assert slow is not None and slow.slow == 6
