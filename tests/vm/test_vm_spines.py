@@ -1,0 +1,117 @@
+"""RoCE over two spines that hash: which flow takes which, flows that crowd found and moved apart by flow labels, and queues that
+queue pairs of our own see by source port."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from ncclwatch.pathprobe import varied_rdma
+from ncclwatch.pathprobe.listener import Listener
+from ncclwatch.paths.flow_map import flow_map
+from ncclwatch.paths.pins import Roce, plan_text
+from ncclwatch.paths.ports import ROCE_PORT
+from testbed.job import Job, available, build_folder
+from testbed.path_jobs import RATIO, hop, ncclwatch, seconds_each
+from testbed.spines import LEAVES
+from testbed.watcher import pids
+from vm.fabric import Fabric
+from vm.pairs import look, remote_pairs, view_of
+from vm.spines import RoceSpines
+
+VERSION = "2.27.5"
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.long,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(not available(VERSION), reason=f"NCCL {VERSION} is not cached"),
+]
+
+RATE = 400_000
+"""Bytes a second of an uplink."""
+TRIED = range(50000, 50064)
+MOST_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def spines(soft_roce: Fabric) -> Iterator[RoceSpines]:
+    assert soft_roce.a.address, "policy routing is in place"
+    with RoceSpines(RATE) as made:
+        yield made
+
+
+def job_on(spines: RoceSpines, plan: Path | None = None, **environment: str) -> Job:
+    """Two ranks, two channels, and flow labels by a plan."""
+    if plan is not None:
+        environment |= {"LD_PRELOAD": str(build_folder() / "libncclwatch_pins.so"), "NCCLWATCH_PATH_PINS": str(plan)}
+    environment |= {"NCCL_MIN_NCHANNELS": "2", "NCCL_MAX_NCHANNELS": "2"}
+    return spines.roce.job(VERSION, 2, count=1 << 17, env=environment)
+
+
+def on_spine(spines: RoceSpines, leaf: int, spine: int, number: int) -> list[int]:
+    """So many source ports that the kernel of a leaf sends over a spine."""
+    found = spines.ports(leaf, spines.address(1 - leaf), ROCE_PORT, TRIED, "udp")
+    return [port for at, port in found if at == spine][:number]
+
+
+def test_each_flow_is_on_the_spine_of_its_predicted_port(spines: RoceSpines) -> None:
+    with job_on(spines, NCCL_IB_QPS_PER_CONNECTION="2", NCCL_IB_SPLIT_DATA_ON_QPS="1") as job:
+        records = look(job.pids)
+        pairs = remote_pairs(records)
+        seen = spines.seen({(source, there) for (source, _), there in pairs.items()}, MOST_S)
+    mapped = flow_map([view_of(records)])
+    assert len(mapped) == len(pairs) >= 8
+    for one in mapped:
+        five, pair = one.flow.tuple, one.flow.queue_pair
+        assert five is not None and pair is not None, one
+        spine = spines.route(one.flow.rank or 0, five.destination, ROCE_PORT, five.source_port, "udp")
+        place = five.source, pairs[five.source, pair]
+        assert [each.get(place, set()) for each in seen] == [{five.source_port} if at == spine else set() for at in range(2)]
+
+
+def test_flows_that_crowd_are_found_and_moved_apart(spines: RoceSpines, tmp_path: Path) -> None:
+    old, new, flows = tmp_path / "old.pins", tmp_path / "new.pins", tmp_path / "flows.json"
+    probes = [tmp_path / f"{leaf}.probe" for leaf in range(LEAVES)]
+    crowd = [Roce(leaf, spines.address(1 - leaf), tuple(on_spine(spines, leaf, 0, 2))) for leaf in range(LEAVES)]
+    old.write_text(plan_text([], [], crowd))
+    with job_on(spines, old) as job:
+        before = seconds_each(job)
+        flows.write_text(ncclwatch("paths", "--json", *pids(job), "--capture", "60"))
+        for leaf, probe in enumerate(probes):
+            words = ("--udp", "--sources", f"{TRIED[0]}-{TRIED[15]}", "--flows", str(flows), "-o", str(probe))
+            ncclwatch("paths", "probe", spines.address(1 - leaf), *words)
+        queues_by_port(spines)
+    said = json.loads(ncclwatch("paths", "plan", str(flows), *map(str, probes), "-o", str(new), "--json"))
+    assert [len(one["flows"]) for one in said["crowded"]] == [2, 2] and said["refused"] is None, said
+    for leaf in range(LEAVES):
+        assert len({hop(one) for one in said["connections"] if one["rank"] == leaf}) == 2, said["connections"]
+    with job_on(spines, new) as job:
+        after = seconds_each(job)
+        pairs = remote_pairs(look(job.pids))
+        at = spines.seen({(source, there) for (source, _), there in pairs.items()}, MOST_S)
+    for leaf in range(LEAVES):
+        mine = [{place for place in each if place in pairs_of(pairs, spines.address(leaf))} for each in at]
+        assert [len(each) for each in mine] == [1, 1], at
+    assert before / after >= RATIO, (before, after)
+
+
+def pairs_of(pairs: dict[tuple[str, int], int], source: str) -> set[tuple[str, int]]:
+    """(sender, queue pair that it sends to) of what leaves by an address."""
+    return {(address, there) for (address, _), there in pairs.items() if address == source}
+
+
+def queues_by_port(spines: RoceSpines) -> None:
+    """While flows crowd on spine 0: writes of our own by its source ports wait, by those of the other spine they do not."""
+    waits, free = (on_spine(spines, 0, spine, 2) for spine in range(2))
+    back = [on_spine(spines, 1, spine, 1)[0] for spine in range(2)]
+    here, there = spines.roce.a, spines.roce.b
+    with Listener("127.0.0.1", 0, device=there.device, gid_index=there.gid_index) as listener:
+        trips = varied_rdma.probe((here.device, 1), ("127.0.0.1", listener.port), [*waits, *free], 10, back=back)
+    shown = {port: [round(trip / 1e6) for trip in each] for port, each in trips.items()}
+    print(f"round trips in ms, by source port: {shown}; {waits} go by the spine that is full")
+    assert all(len(each) >= 5 for each in trips.values()), shown
+    assert min(median(trips[port]) for port in waits) > 2 * max(median(trips[port]) for port in free), shown
