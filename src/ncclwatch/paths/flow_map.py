@@ -106,6 +106,7 @@ def measured_flows(mapped: Iterable[MappedFlow]) -> list[MeasuredFlow]:
             from_name=f"{flow.source.host} {flow.source.nic}".strip(),
             to_name=f"{flow.destination.host} {flow.destination.nic}".strip(),
             connection=(f"{one.comm_hash:016x}", flow.rank, flow.peer),
+            bond=0 if one.link_known else len(one.bond),
         )
         found[made.source, made.source_port, made.destination, made.port] = made
     return list(found.values())

@@ -27,6 +27,7 @@ class MeasuredFlow:
 
     ``waits`` is (round trip, shortest round trip) in µs. ``rate`` is bytes a second (0: not known), the names are host and NIC.
     ``connection``: communicator (16 hexadecimal digits) and ranks in it; ``rank`` and ``peer`` are of the job where known.
+    ``bond``: ports of the sender's bond that all send; 0 where there is none, or only one of them sends.
     """
 
     job: str
@@ -43,6 +44,7 @@ class MeasuredFlow:
     from_name: str = ""
     to_name: str = ""
     connection: tuple[str, int, int] = ("", 0, 0)
+    bond: int = 0
 
 
 @dataclass(frozen=True, slots=True)

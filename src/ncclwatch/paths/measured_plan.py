@@ -12,7 +12,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ncclwatch.model.paths import Probe
-from ncclwatch.paths.assignment import SAME, Choice, Demand, assign, choices_of, in_series, load_of, next_demands, without
+from ncclwatch.paths.assignment import (
+    SAME,
+    Choice,
+    Demand,
+    assign,
+    bond_ports,
+    choices_of,
+    in_series,
+    load_of,
+    next_demands,
+    without,
+)
 from ncclwatch.paths.measured import Crowded, Link, MeasuredFlow, capacities_of, crowds, open_links, where_now
 from ncclwatch.paths.suspects import Suspect, Told, suspects
 
@@ -20,6 +31,10 @@ DRAWS = 200
 """Bound: draws of which paths are not what was seen."""
 SPREAD = (10, 50, 90)
 """Fact: percentiles that stand for low, middle and high."""
+BONDED = (
+    "ports of bonds are dealt evenly by what flows carry, which no gain counts; a probe leaves by whichever port its host hashes "
+    "it to: where the ports of a bond lead to different switches, look at the paths again with the plan in place"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +67,11 @@ class MeasuredPlan:
     notes: tuple[str, ...]
     avoided: tuple[Suspect, ...] = ()
     """Links that verdicts call dead or slow."""
+
+    @property
+    def bond_ports(self) -> list[int]:
+        """The port of the sender's bond for each of ``demands``, from 1; 0 where there is none to choose."""
+        return bond_ports(self.demands, self.chosen)
 
 
 def as_planned(flows: Sequence[MeasuredFlow], found: MeasuredPlan) -> list[MeasuredFlow]:
@@ -95,6 +115,7 @@ def plan(
     notes = [f"{lost} connections stay as they are: no path to their ports was seen"] if lost else []
     unseen = {(f.source, f.destination) for f in flows} - {(p.source, p.destination) for p in probes}
     notes += unplaced[:16]
+    notes += [BONDED] if any(bond_ports(demands, chosen)) else []
     notes += [f"no probe was made from {source} to {destination}" for source, destination in sorted(unseen)[:16]]
     return MeasuredPlan(
         tuple(demands),

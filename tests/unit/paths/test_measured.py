@@ -101,6 +101,21 @@ def test_a_source_port_is_given_once_for_a_port() -> None:
     assert len(found.demands) == 3 and sorted(given) == [700, 701] and "1 connections stay" in found.notes[0]
 
 
+def test_flows_of_a_bonded_nic_are_dealt_to_its_ports_by_what_they_carry() -> None:
+    weights = (4.0, 1.0, 2.0, 1.0)
+    flows = [flow(n, 50001 + n, port=ROCE_PORT, weight=weight, bond=2) for n, weight in enumerate(weights)]
+    paths = [seen(51000 + n, n % 2, ROCE_PORT) for n in range(8)]
+    found = plan(flows, [probe(*paths)], floor=0.0)
+    sent = [sum(one.weight for one, port in zip(found.demands, found.bond_ports, strict=True) if port == at) for at in (1, 2)]
+    assert sent == [4.0, 4.0] and any("ports of bonds" in line for line in found.notes)
+    alone = plan([replace(one, bond=0) for one in flows], [probe(*paths)], floor=0.0)
+    assert alone.bond_ports == [0] * 4 and not any("ports of bonds" in line for line in alone.notes)
+    over_sockets = plan([replace(one, bond=2) for one in FLOWS], [probe(*OWN, *LIVE)], floor=0.0)
+    assert over_sockets.bond_ports == [0, 0], "the kernel hashes sockets, and nothing of a process chooses"
+    few = plan(flows, [probe(*paths[:3])], floor=0.0)
+    assert [bool(port) for port in few.bond_ports] == [one is not None for one in few.chosen], "what stays as it is has none"
+
+
 def test_two_senders_share_the_ports_of_a_receiver() -> None:
     other = [replace(one, rank=2, source="10.0.0.3") for one in FLOWS]
     demands = next_demands([*FLOWS, *other], [probe(*OWN), replace(probe(*OWN), source="10.0.0.3")])
