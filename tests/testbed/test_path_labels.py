@@ -1,5 +1,5 @@
-"""The preloaded library on stand-in verbs: flow labels (on real ones: ``vm/test_vm_paths.py``) and ports of bonds by a plan, source
-ports of running queue pairs by a live request; other look-ups stay what they are."""
+"""The preloaded library on stand-in verbs: flow labels (on real ones: ``vm/test_vm_paths.py``) and ports of bonds by a plan, and
+source ports of running queue pairs by a live request; other look-ups stay what they are."""
 
 from __future__ import annotations
 
