@@ -60,6 +60,7 @@ class _Flow(msgspec.Struct):
     share: float | None = None
     round_trip_us: tuple[float, float] | None = None
     bytes_per_s: float | None = None
+    adaptive_routing: bool = False
     source: _End = msgspec.field(default_factory=_End)
     destination: _End = msgspec.field(default_factory=_End)
 
@@ -96,7 +97,16 @@ def elephants(files: Sequence[Path]) -> list[ElephantFlow]:
             continue
         source, destination = (NicPort(end.host, end.nic) for end in (one.source, one.destination))
         found[key] = ElephantFlow(
-            one.job, one.rank, one.peer, one.channel, source, destination, tuple=five, rate=one.bytes_per_s, share=one.share
+            one.job,
+            one.rank,
+            one.peer,
+            one.channel,
+            source,
+            destination,
+            tuple=five,
+            rate=one.bytes_per_s,
+            share=one.share,
+            adaptive=one.adaptive_routing,
         )
     return list(found.values())
 
@@ -159,6 +169,7 @@ def measured(maps: Sequence[FlowMap]) -> list[MeasuredFlow]:
             to_name=f"{one.destination.host} {one.destination.nic}".strip(),
             connection=(one.comm_hash, one.rank, one.peer),
             bond=len(one.source.bond) if one.source.bond_port is None else 0,
+            adaptive=one.adaptive_routing,
         )
         if key not in found or found[key].waits is None:
             found[key] = flow

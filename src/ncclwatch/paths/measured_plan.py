@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ncclwatch.model.paths import Probe
+from ncclwatch.model.traits import ADAPTIVE_ROUTING
 from ncclwatch.paths.assignment import (
     SAME,
     Choice,
@@ -98,7 +99,9 @@ def plan(
 
     ``kept`` is an older plan, (source, rank, destination, port) → source port: what it says stays where that costs nothing.
     ``told``: what verdicts say of links. A dead one is given nothing while another path is left, a slow one less.
+    Flows that are routed adaptively have no fixed path: they are left out, and no gain is told of them.
     """
+    flows, loose = [one for one in flows if not one.adaptive], [one for one in flows if one.adaptive]
     demands = next_demands(flows, probes)
     now = where_now(flows, probes)
     capacities = capacities_of(flows, now, probes)
@@ -114,6 +117,7 @@ def plan(
     lost = sum(one is None for one in chosen)
     notes = [f"{lost} connections stay as they are: no path to their ports was seen"] if lost else []
     unseen = {(f.source, f.destination) for f in flows} - {(p.source, p.destination) for p in probes}
+    notes += [_without_ports(loose)] if loose and flows else []
     notes += unplaced[:16]
     notes += [BONDED] if any(bond_ports(demands, chosen)) else []
     notes += [f"no probe was made from {source} to {destination}" for source, destination in sorted(unseen)[:16]]
@@ -123,9 +127,17 @@ def plan(
         tuple(crowds(flows, now, probes)),
         gains,
         loads,
-        _refusal(gains, chosen, floor),
+        _refusal(gains, chosen, floor) if flows or not loose else _without_ports(loose),
         tuple(notes),
         tuple(avoided),
+    )
+
+
+def _without_ports(loose: Sequence[MeasuredFlow]) -> str:
+    jobs, many = ", ".join(sorted({one.job for one in loose}))[:200], len(loose) != 1
+    return (
+        f"{len(loose)} flow{'s' if many else ''} of job {jobs} {'have' if many else 'has'} {ADAPTIVE_ROUTING} on: where "
+        "switches route adaptively a flow has no fixed path, and no source port gives it one; no gain is promised"
     )
 
 

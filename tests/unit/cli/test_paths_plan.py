@@ -78,9 +78,12 @@ PAIRS = [
 ]
 
 
-def over_roce(folder: Path, nic: NicRecord) -> list[str]:
+def over_roce(folder: Path, nic: NicRecord, *, adaptive: bool = False) -> list[str]:
     """Files of two queue pairs from such a NIC, and paths that their next ones may take."""
-    views = [NodeView("a", [one for one, _ in PAIRS], [nic]), NodeView("b", [other for _, other in PAIRS])]
+    views = [
+        NodeView("a", [replace(one, adaptive=adaptive) for one, _ in PAIRS], [nic]),
+        NodeView("b", [other for _, other in PAIRS]),
+    ]
     (folder / "map").write_text(json.dumps(plain(paths.to_json(flow_map(views), []))))
     made = probe(*(seen(51000 + n, n % 2, ROCE_PORT) for n in range(4)))
     (folder / "probe").write_bytes(msgspec.json.encode(ProbeFile(SCHEMA, (made,))))
@@ -97,6 +100,14 @@ def test_ports_of_a_bond_are_in_the_plan(tmp_path: Path, capsys: pytest.CaptureF
     for nic in (MLX5, replace(BOND, bond_active="eth1")):
         assert main.run(["paths", "plan", *over_roce(tmp_path, nic), "-o", str(tmp_path / "pins")]) == 0
         assert "BOND PORT" not in capsys.readouterr().out and "bond" not in (tmp_path / "pins").read_text()
+
+
+def test_a_job_set_up_for_adaptive_routing_is_refused_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = over_roce(tmp_path, MLX5, adaptive=True)
+    assert main.run(["paths", "plan", *files, "-o", str(tmp_path / "pins")]) == 0
+    said = capsys.readouterr().out
+    assert "REFUSED  2 flows of job 0000000000000abc have NCCL_IB_ADAPTIVE_ROUTING on" in said and "GAIN" not in said
+    assert not (tmp_path / "pins").exists()
 
 
 def test_wrong_files_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

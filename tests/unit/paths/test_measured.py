@@ -116,6 +116,20 @@ def test_flows_of_a_bonded_nic_are_dealt_to_its_ports_by_what_they_carry() -> No
     assert [bool(port) for port in few.bond_ports] == [one is not None for one in few.chosen], "what stays as it is has none"
 
 
+def test_flows_that_are_routed_adaptively_get_no_port_and_no_promise() -> None:
+    loose = [replace(one, adaptive=True) for one in FLOWS]
+    found = plan(loose, [probe(*OWN, *LIVE)], floor=0.0)
+    assert not found.crowded and not found.gains and not any(found.chosen)
+    assert (
+        found.refused.startswith("2 flows of job job have NCCL_IB_ADAPTIVE_ROUTING on") and "no gain is promised" in found.refused
+    )
+    other = [replace(one, job="other", rank=2, source_port=one.source_port + 100, adaptive=True) for one in FLOWS]
+    beside = plan([*FLOWS, *other], [probe(*OWN, *LIVE)], floor=0.05)
+    assert [gain.job for gain in beside.gains] == ["job"] and {one.job for one in beside.demands} == {"job"}
+    assert not beside.refused and any("of job other have NCCL_IB_ADAPTIVE_ROUTING on" in line for line in beside.notes)
+    assert where_now(loose, [probe(*OWN, *LIVE)]) == [(), ()]
+
+
 def test_two_senders_share_the_ports_of_a_receiver() -> None:
     other = [replace(one, rank=2, source="10.0.0.3") for one in FLOWS]
     demands = next_demands([*FLOWS, *other], [probe(*OWN), replace(probe(*OWN), source="10.0.0.3")])
