@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ncclwatch.model.paths import Hops, Probe
 from ncclwatch.paths.measured import Link, MeasuredFlow, links_of
 from ncclwatch.paths.ports import ROCE_PORT
+from ncclwatch.paths.probed import alike
 
 ROUNDS = 50
 """Bound: passes of the local search; each is one over all flows."""
@@ -66,7 +67,11 @@ def next_demands(flows: Sequence[MeasuredFlow], probes: Sequence[Probe]) -> list
 
 
 def choices_of(demand: Demand, probes: Sequence[Probe]) -> list[Choice]:
-    """Source ports that were seen to take a path to this port, in order."""
+    """Source ports that were seen to take a path to this port, in order.
+
+    Of a path on which a router was silent it is not known whether it is one of those that told all of theirs: where it may be, it
+    is not used. Without the silent router's links it would look emptier than they are.
+    """
     found = []
     for probe in probes:
         if (probe.source, probe.destination) != (demand.source, demand.destination):
@@ -77,7 +82,9 @@ def choices_of(demand: Demand, probes: Sequence[Probe]) -> list[Choice]:
                 continue
             wrong = probe.wrong if seen.told else 1 - seen.load_confidence
             found.append(Choice(seen.source_port, links, seen.hops, wrong))
-    return sorted(found, key=lambda one: one.source_port)
+    whole = {one.hops for one in found if None not in one.hops}
+    known = [one for one in found if one.hops in whole or not any(alike(one.hops, hops) for hops in whole)]
+    return sorted(known, key=lambda one: one.source_port)
 
 
 def without(barred: Collection[Link], choices: Sequence[Choice]) -> list[Choice]:

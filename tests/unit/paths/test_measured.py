@@ -79,6 +79,24 @@ def test_dead_unsteady_and_silent_paths_are_not_used() -> None:
     assert {choice.source_port for choice in found.chosen if choice} <= {705, 706, 707}
 
 
+def test_a_path_that_may_be_any_of_the_others_is_not_used() -> None:
+    """Its links are fewer, as the silent router's are missing: it is no emptier path for that."""
+    late = [replace(one, hops=(LEAF, None, None)) for one in OWN[:4]]
+    assert {one.source_port for one in plan(FLOWS, [probe(*late, *OWN[4:], *LIVE)], floor=0.05).chosen if one} <= {
+        704,
+        705,
+        706,
+        707,
+    }
+    silent = [replace(one, hops=(LEAF, None, "10.7.9.1")) for one in OWN[:4]]
+    third = plan([*FLOWS, flow(2, 502)], [probe(*silent, *OWN[4:], *LIVE)], floor=0.0)
+    assert {one.source_port for one in third.chosen if one} & {700, 701, 702, 703}, (
+        "a spine of its own, whose router never answers"
+    )
+    every = [replace(one, hops=(None, None, one.hops[2])) for one in OWN]
+    assert all(plan(FLOWS, [probe(*every, *LIVE)], floor=0.0).chosen)
+
+
 def test_what_is_kept_stays_and_what_died_moves() -> None:
     first = plan(FLOWS, [probe(*OWN, *LIVE)], floor=0.0)
     kept = {
