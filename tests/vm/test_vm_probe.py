@@ -90,7 +90,7 @@ def test_whatever_a_probe_of_queues_over_roce_can_do(soft_roce: Fabric, tmp_path
     b, secret, output = soft_roce.b, tmp_path / "secret", tmp_path / "probe"
     secret.write_text("sixteen-bytes-it-is")
     secret.chmod(0o600)
-    words = ["paths", "probe", b.address, "--udp", "--sources", "50001", "--queues", "1", "--looks", "1"]
+    words = ["paths", "probe", b.address, "--udp", "--sources", "50001", "--queues", "1", "--looks", "1", "--json"]
     with Listener(b.address, DEFAULT_PORT, secret.read_bytes(), device=b.device, gid_index=b.gid_index):
         made = calls(
             tmp_path / "trace",
