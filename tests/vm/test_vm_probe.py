@@ -83,6 +83,7 @@ OWN = {"socket", "bind", "connect", "setsockopt", "getsockopt", "getsockname", "
 """Sockets of its own: datagrams that die on the way, the listener's TCP, netlink to find the adapter."""
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 def test_whatever_a_probe_of_queues_over_roce_can_do(soft_roce: Fabric, tmp_path: Path) -> None:
