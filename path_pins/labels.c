@@ -9,7 +9,11 @@
  *
  * Which queue pairs send data is not said by verbs. A sender makes its queue pairs, registers memory and waits for the other end; a
  * receiver has each ready at once (ncclIbConnect and ncclIbAccept, src/transport/net_ib.cc of v2.27.5-1). So one is a sender's when
- * memory was registered between the two steps. What is taken for one wrongly leaves by a port of the plan, and nothing else. */
+ * memory was registered between the two steps. What is taken for one wrongly leaves by a port of the plan, and nothing else.
+ *
+ * Where the plan names ports of a bond too ("bond" lines), the queue pair gets its own by mlx5dv_modify_qp_lag_port as soon as it is
+ * ready to send: before that the call says EOPNOTSUPP, and a later change of state may undo it (providers/mlx5/mlx5.c and the manual
+ * page in rdma-core; the device needs rts2rts_lag_tx_port_affinity). Where it is refused, the adapter chooses as ever. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -26,6 +30,7 @@
 #define LOWEST_PORT 0xC000
 #define MOST_PEERS 1024
 #define MOST_STARTED 256
+#define MOST_BOND 15 /* num_lag_ports has four bits (providers/mlx5/mlx5_ifc.h of rdma-core) */
 
 /* The beginning of struct ibv_qp_attr (infiniband/verbs.h), which is the same in all releases of rdma-core. */
 struct qp_attr {
@@ -60,11 +65,13 @@ static reg_t real_reg;
 static reg_iova_t real_reg_iova;
 static reg_dmabuf_t real_reg_dmabuf;
 
-/* Of this thread: how often memory was registered, and how often it had been when each queue pair was made ready to begin. */
+/* Of this thread: how often memory was registered, and how often it had been when each queue pair was made ready to begin; the port of
+ * a bond that it is to have once it is ready to send. */
 static _Thread_local unsigned registered;
-static _Thread_local struct {
+static _Thread_local struct start {
   void *pair;
   unsigned registered;
+  int bond;
 } started[MOST_STARTED];
 static _Thread_local unsigned next_started;
 
@@ -76,16 +83,19 @@ static struct {
 } peers[MOST_PEERS];
 static unsigned known_peers;
 
-static void begins(void *pair) {
-  started[next_started % MOST_STARTED].pair = pair;
-  started[next_started++ % MOST_STARTED].registered = registered;
+static struct start *start_of(const void *pair) {
+  for (unsigned i = 0; i < MOST_STARTED; i++)
+    if (started[i].pair == pair) return &started[i];
+  return NULL;
 }
 
-static int sends_data(const void *pair) {
-  for (unsigned i = 0; i < MOST_STARTED; i++)
-    if (started[i].pair == pair) return started[i].registered != registered;
-  return 0;
+static void begins(void *pair) {
+  struct start *one = start_of(pair);
+  if (one == NULL) one = &started[next_started++ % MOST_STARTED];
+  *one = (struct start){pair, registered, 0};
 }
+
+static int sends_data(const struct start *one) { return one != NULL && one->registered != registered; }
 
 /* How many there were before to this destination; none is counted where too many are known. */
 static unsigned number_of(const uint8_t *gid) {
@@ -113,23 +123,37 @@ static void address_of(const uint8_t *gid, struct sockaddr_storage *address) {
   }
 }
 
-/* The port that the plan gives this queue pair; 0 for none. */
-static int port_by_plan(const uint8_t *gid) {
+/* What of a line's numbers, from here on, is a queue pair's turn; 0 where there are none. */
+static int in_turn(const char *numbers, unsigned turn) {
+  int one, used, many = 0, at = 0;
+  for (; sscanf(numbers + at, "%d%n", &one, &used) == 1; at += used) many++;
+  if (many == 0) return 0;
+  turn %= (unsigned)many;
+  for (at = 0; sscanf(numbers + at, "%d%n", &one, &used) == 1; at += used)
+    if (turn-- == 0) return one;
+  return 0;
+}
+
+/* The source port that the plan gives this queue pair, and the port of a bond; each 0 for none. */
+static void by_plan(const uint8_t *gid, int *port, int *bond) {
   char text[MOST_BYTES], *line, *lines = NULL;
   struct sockaddr_storage to;
-  if (read_plan(text) == 0) return 0;
+  unsigned turn = 0;
+  int counted = 0;
+  *port = *bond = 0;
+  if (read_plan(text) == 0) return;
   address_of(gid, &to);
   for (line = strtok_r(text, "\n", &lines); line != NULL; line = strtok_r(NULL, "\n", &lines)) {
-    char rank[32], host[64];
-    int at = 0, from, port, used, many = 0;
-    if (sscanf(line, "roce %31s %63s%n", rank, host, &at) != 2 || !names_me(rank) || !names_address(host, &to)) continue;
-    for (from = at; sscanf(line + from, "%d%n", &port, &used) == 1; from += used) many++;
-    if (many == 0) continue;
-    unsigned left = number_of(gid) % (unsigned)many;
-    for (from = at; sscanf(line + from, "%d%n", &port, &used) == 1; from += used)
-      if (left-- == 0) return port >= LOWEST_PORT && port <= 65535 ? port : 0;
+    char kind[8], rank[32], host[64];
+    int at = 0, *found;
+    if (sscanf(line, "%7s %31s %63s%n", kind, rank, host, &at) != 3 || !names_me(rank) || !names_address(host, &to)) continue;
+    found = strcmp(kind, "roce") == 0 ? port : strcmp(kind, "bond") == 0 ? bond : NULL;
+    if (found == NULL || *found != 0) continue;
+    if (!counted++) turn = number_of(gid);
+    *found = in_turn(line + at, turn);
   }
-  return 0;
+  if (*port < LOWEST_PORT || *port > 65535) *port = 0;
+  if (*bond < 1 || *bond > MOST_BOND) *bond = 0;
 }
 
 /* A label that gives this port. Its low 14 bits are the port's; 0 would mean none, and then bits 14 and 0 cancel out. */
@@ -141,11 +165,13 @@ static uint32_t label_of(int port) {
 /* A step of a queue pair of the service thread's. */
 static int step(void *pair, struct qp_attr *attr, int mask) {
   int port, done;
+  struct start *one;
   if (attr->state == IBV_QPS_INIT) begins(pair);
   if (attr->state != IBV_QPS_RTR || (mask & IBV_QP_AV) == 0 || !attr->is_global || attr->grh.flow_label != 0 ||
-      !sends_data(pair) || (port = port_by_plan(attr->grh.dgid.raw)) == 0)
+      !sends_data(one = start_of(pair)))
     return real_modify(pair, attr, mask);
-  attr->grh.flow_label = label_of(port);
+  by_plan(attr->grh.dgid.raw, &port, &one->bond);
+  if (port != 0) attr->grh.flow_label = label_of(port);
   done = real_modify(pair, attr, mask);
   attr->grh.flow_label = 0;
   return done;
@@ -155,7 +181,11 @@ static int modify(void *pair, void *given, int mask) {
   struct qp_attr *attr = given;
   if (attr == NULL || (mask & IBV_QP_STATE) == 0 || !is_service_thread()) return real_modify(pair, given, mask);
   int done = step(pair, attr, mask);
-  if (done == 0 && attr->state == IBV_QPS_RTS) live_keep(pair);
+  if (done == 0 && attr->state == IBV_QPS_RTS) {
+    struct start *one = start_of(pair);
+    if (one != NULL && one->bond != 0) live_bond(pair, (uint8_t)one->bond);
+    live_keep(pair);
+  }
   return done;
 }
 

@@ -30,6 +30,7 @@
 #define PATIENCE_S 2
 
 typedef int (*move_t)(void *, uint16_t);
+typedef int (*bond_t)(void *, uint8_t);
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -44,10 +45,20 @@ static uint32_t number_of(const void *pair) {
   return number;
 }
 
+/* A function of the provider's, where that is loaded. */
+static void *provided(const char *name) {
+  void *provider = dlopen("libmlx5.so.1", RTLD_NOW | RTLD_NOLOAD);
+  return provider != NULL ? dlsym(provider, name) : NULL;
+}
+
+void live_bond(void *pair, uint8_t port) {
+  bond_t go = (bond_t)provided("mlx5dv_modify_qp_lag_port");
+  if (go != NULL) go(pair, port);
+}
+
 /* Returns what the provider says: 0 or an errno. While it is asked no queue pair is destroyed. */
 static int move(uint32_t number, uint16_t port) {
-  void *provider = dlopen("libmlx5.so.1", RTLD_NOW | RTLD_NOLOAD);
-  move_t go = provider != NULL ? (move_t)dlsym(provider, "mlx5dv_modify_qp_udp_sport") : NULL;
+  move_t go = (move_t)provided("mlx5dv_modify_qp_udp_sport");
   int said = ENOENT;
   if (go == NULL) return EOPNOTSUPP;
   pthread_mutex_lock(&lock);

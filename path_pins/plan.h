@@ -6,6 +6,7 @@
  *     listen  RANK ADDRESS PORT [PORT ...]          a socket that listens on ADDRESS takes the first of these that is free
  *     connect RANK DESTINATION PORT SOURCE_PORT     a connection to DESTINATION:PORT leaves by SOURCE_PORT
  *     roce    RANK DESTINATION PORT [PORT ...]      queue pairs that send data to DESTINATION leave by these, in turns
+ *     bond    RANK DESTINATION NUMBER [NUMBER ...]  and by these ports of a bond, from 1, in the same turns
  *
  * RANK and the addresses may be "*"; RANK is the variable of that name. */
 #ifndef NCCLWATCH_PLAN_H

@@ -26,14 +26,16 @@ route.c): a random number for each connection, which no switch sees, and which i
 
 
 class Spines:
-    """The fabric; ``rate`` is that of each uplink, each way, in bytes a second; ``answers``: routers say where packets die."""
+    """The fabric; ``rate`` is that of each uplink, each way, in bytes a second; ``answers``: routers say where packets die;
+    ``room``: how long a packet may wait before an uplink, as ``tc`` writes it."""
 
-    def __init__(self, spines: int = 2, *, rate: float = 2_500_000, answers: bool = True) -> None:
+    def __init__(self, spines: int = 2, *, rate: float = 2_500_000, answers: bool = True, room: str = "latency 60ms") -> None:
         self._stack = contextlib.ExitStack()
         self._answers = answers
+        self._room = room
         self.number = spines
         try:
-            self.hosts = [self._namespace(f"spinehost{leaf}") for leaf in range(LEAVES)]
+            self.hosts = self._hosts()
             self.leaves = [self._namespace(f"leaf{leaf}", router=True) for leaf in range(LEAVES)]
             self.spines = [self._namespace(f"spine{spine}", router=True) for spine in range(spines)]
             for leaf in range(LEAVES):
@@ -61,6 +63,9 @@ class Spines:
     def address(self, leaf: int) -> str:
         """Of the host behind a leaf."""
         return f"{HOSTS}.{leaf}.2"
+
+    def _hosts(self) -> list[Namespace]:
+        return [self._namespace(f"spinehost{leaf}") for leaf in range(LEAVES)]
 
     def _namespace(self, name: str, *, router: bool = False) -> Namespace:
         made = Namespace(name)
@@ -96,7 +101,7 @@ class Spines:
 
     def limit(self, leaf: int, spine: int, rate: float) -> None:
         """Let a leaf's uplink to a spine carry so many bytes a second."""
-        what = f"tbf rate {int(rate * 8)}bit burst {16 * MTU} latency 60ms"
+        what = f"tbf rate {int(rate * 8)}bit burst {16 * MTU} {self._room}"
         self.leaves[leaf].run(f"tc qdisc replace dev up{spine} root {what}")
 
     def route(self, leaf: int, destination: str, port: int, source_port: int, protocol: str = "tcp") -> int:
@@ -135,7 +140,9 @@ class Spines:
 
         return Job("2.27.5", 2, hosts=(1, 1), env=environment, enter=enter, **options)
 
-    def ports(self, leaf: int, destination: str, port: int, candidates: range) -> Iterator[tuple[int, int]]:
+    def ports(
+        self, leaf: int, destination: str, port: int, candidates: range, protocol: str = "tcp"
+    ) -> Iterator[tuple[int, int]]:
         """(spine, source port) of each candidate."""
         for candidate in candidates:
-            yield self.route(leaf, destination, port, candidate), candidate
+            yield self.route(leaf, destination, port, candidate, protocol), candidate

@@ -3,6 +3,7 @@ adapter does when a process stops, when a cable is pulled and when a receive is 
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import pytest
 from testbed.adapters import ADAPTERS, AdapterNetwork, name_of, standing
 from testbed.job import VERSIONS, Job, JobError, available
 from testbed.netns import wait_until
+from testbed.path_jobs import ncclwatch
+from testbed.watcher import pids
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -52,6 +55,16 @@ def test_several_queue_pairs_carry_a_connection(network: AdapterNetwork) -> None
     env = {"NCCL_IB_QPS_PER_CONNECTION": "4", "NCCL_IB_SPLIT_DATA_ON_QPS": "1"}
     with network.job(VERSION, 2, hosts=(1, 1), count=1 << 20, iterations=4, verify=True, env=env, wait_for="nothing") as job:
         assert job.wait(120) == [0, 0], job.logs()
+
+
+@pytest.mark.parametrize("adaptive", ["1", "0"])
+def test_a_job_that_is_set_up_for_adaptive_routing_is_told(network: AdapterNetwork, adaptive: str) -> None:
+    """By its environment; NCCL's own word is in its log."""
+    env = {"NCCL_IB_ADAPTIVE_ROUTING": adaptive, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "ENV"}
+    with network.job(VERSION, 2, hosts=(1, 1), env=env) as job:
+        flows = json.loads(ncclwatch("paths", "--json", *pids(job), "--duration", "0.5"))["flows"]
+        assert flows and {one["adaptive_routing"] for one in flows} == {adaptive == "1"}, flows
+        assert f"IB_ADAPTIVE_ROUTING set by environment to {adaptive}" in job.log(0)
 
 
 def test_an_adapter_ends_with_its_process(network: AdapterNetwork) -> None:

@@ -1,4 +1,5 @@
-"""Whatever a probe, a plan or the library of pins can do to a machine: their system calls, and the functions they may call.
+"""Whatever a probe, a plan or the library of pins can do to a machine: their system calls, and the functions they may call. Of
+``paths probe --udp --queues``, which needs RDMA, in the guest (``vm/test_vm_probe.py``).
 
 A call that is not listed here fails: who adds one says here what for.
 """
@@ -7,11 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import pytest
 
 from testbed.job import available, build, build_folder
 from testbed.spines import Spines
+from testbed.syscalls import calls
 
 pytestmark = [
     pytest.mark.attach,
@@ -32,27 +32,6 @@ NETLINK = {"socketpair", "getpeername"}
 """How pyroute2 asks for the name of the NIC that has an address."""
 FILES = {"rename"}
 """The plan takes its place in one step."""
-NETWORK = "%network"
-CHANGING = (
-    "adjtimex,capset,chmod,chown,clock_settime,fallocate,fchmod,fchmodat,fchown,fchownat,fsconfig,fsmount,ioperm,iopl,kexec_load,kill,"
-    "lchown,link,linkat,mkdir,mkdirat,mknod,mknodat,mount,move_mount,open_tree,pidfd_getfd,pidfd_open,pidfd_send_signal,pivot_root,"
-    "process_madvise,process_vm_writev,ptrace,reboot,rename,renameat,renameat2,rmdir,setns,setpriority,setrlimit,setxattr,swapon,"
-    "symlink,symlinkat,tgkill,tkill,truncate,umount2,unlink,unlinkat,unshare,bpf,perf_event_open,init_module,finit_module"
-)
-"""Calls by which a process may change another one, the machine or names of files."""
-
-
-def calls(trace: Path, words: list[str], fabric: Spines) -> list[tuple[str, str]]:
-    """(name, line) of each system call of a command that can reach the network, or change anything."""
-    run = fabric.hosts[0].popen(
-        ["strace", "-f", "--seccomp-bpf", "-qq", "-e", f"trace={NETWORK},poll,{CHANGING}", "-e", "signal=none", "-o", str(trace),
-         sys.executable, "-m", "ncclwatch", *words],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-    )  # fmt: skip
-    out, said = run.communicate(timeout=120)
-    assert run.returncode == 0, (out, said)
-    found = re.findall(r"^\d+ +((\w+)\(.*)$", trace.read_text(), re.MULTILINE)
-    return [(name, line) for line, name in found]
 
 
 def test_what_commands_about_paths_can_do(tmp_path: Path) -> None:
@@ -64,14 +43,14 @@ def test_what_commands_about_paths_can_do(tmp_path: Path) -> None:
         }  # fmt: skip
         flow = {"job": "j", "comm_hash": "c", "channel": 0, "rank": 0, "peer": 1, "five_tuple": five}
         flows.write_text(json.dumps({"schema": "ncclwatch.paths/1", "flows": [flow]}))
-        other = fabric.address(1)
+        other, popen = fabric.address(1), fabric.hosts[0].popen
         made = calls(
-            tmp_path / "1", ["paths", "probe", other, "--sources", "26100-26103", "--flows", str(flows), "-o", str(probe)], fabric
+            tmp_path / "1", ["paths", "probe", other, "--sources", "26100-26103", "--flows", str(flows), "-o", str(probe)], popen
         )
-        made += calls(tmp_path / "2", ["paths", "probe", other, "--udp", "--sources", "50000-50003", "--lldp", "0.5"], fabric)
-        planned = calls(tmp_path / "3", ["paths", "plan", str(flows), str(probe), "--floor", "0", "-o", str(plan)], fabric)
-        made += calls(tmp_path / "4", ["paths", "follow", str(flows), str(probe), "-o", str(plan), "--duration", "1"], fabric)
-        planned += calls(tmp_path / "5", ["paths", "topology", str(flows), str(probe)], fabric)
+        made += calls(tmp_path / "2", ["paths", "probe", other, "--udp", "--sources", "50000-50003", "--lldp", "0.5"], popen)
+        planned = calls(tmp_path / "3", ["paths", "plan", str(flows), str(probe), "--floor", "0", "-o", str(plan)], popen)
+        made += calls(tmp_path / "4", ["paths", "follow", str(flows), str(probe), "-o", str(plan), "--duration", "1"], popen)
+        planned += calls(tmp_path / "5", ["paths", "topology", str(flows), str(probe)], popen)
     assert {name for name, _ in made} <= OWN_SOCKETS | NETLINK | FILES, {name for name, _ in made} - OWN_SOCKETS - FILES
     # A plan reaches nothing but its file.
     assert {name for name, _ in planned} <= FILES, planned
@@ -95,7 +74,7 @@ def test_a_live_request_reaches_the_socket_of_the_process_and_nothing_else(tmp_p
         process.listen()
         answers = threading.Thread(target=answer, daemon=True)
         answers.start()
-        made = calls(tmp_path / "1", ["paths", "move", str(tmp_path), "17", "5:50001"], fabric)
+        made = calls(tmp_path / "1", ["paths", "move", str(tmp_path), "17", "5:50001"], fabric.hosts[0].popen)
         answers.join()
     assert {name for name, _ in made} == {"socket", "connect", "poll", "sendto", "recvfrom"}, made
     assert all("AF_UNIX" in line for name, line in made if name == "socket") and sum(name == "connect" for name, _ in made) == 1

@@ -1,5 +1,5 @@
-"""The preloaded library on stand-in verbs: flow labels by a plan (on real ones: ``vm/test_vm_paths.py``), ports of running queue
-pairs by a live request; other look-ups stay what they are."""
+"""The preloaded library on stand-in verbs: flow labels (on real ones: ``vm/test_vm_paths.py``) and ports of bonds by a plan, and
+source ports of running queue pairs by a live request; other look-ups stay what they are."""
 
 from __future__ import annotations
 
@@ -45,26 +45,60 @@ def gcc(to: Path, *words: object) -> None:
 
 def labels(built: Path, plan: Path | None, steps: str, address: str = "10.0.0.2") -> list[int]:
     """The label of each queue pair, in the order of the steps."""
-    environment = {"PATH": os.environ["PATH"], "LD_PRELOAD": str(built / "pins.so"), "RANK": "3"}
+    return [int(line.split()[2]) for line in told(built, plan, steps, address) if line.startswith("label ")]
+
+
+def told(built: Path, plan: Path | None, steps: str, address: str = "10.0.0.2", *, provider: bool = False) -> list[str]:
+    """What the stand-ins were asked, in order; with a ``provider`` also when each is ready to send."""
+    preload = [built / "pins.so", *([built / "libmlx5.so.1"] if provider else [])]
+    environment = {"PATH": os.environ["PATH"], "LD_PRELOAD": ":".join(map(str, preload)), "RANK": "3"}
     environment |= {} if plan is None else {"NCCLWATCH_PATH_PINS": str(plan)}
+    environment |= {"SAY_SENDS": "1"} if provider else {}
     run = subprocess.run(
         [built / "use", built / "verbs.so", address, steps], env=environment, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run
-    return [int(line.split()[1]) for line in run.stdout.splitlines()]
+    return run.stdout.splitlines()
 
 
 def test_senders_take_the_plans_ports_in_turns(built: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan.pins"
     plan.write_text(plan_text([], [], [Roce(2, "10.0.0.2", (50009,)), Roce(3, "10.0.0.2", PORTS)]))
-    told = labels(built, plan, "srssSs")
-    assert told[1] == told[4] == 0, "a receiver's, and another thread's, have none"
-    assert [label_to_port(told[at]) for at in (0, 2, 3, 5)] == [*PORTS, PORTS[0]] and 0 not in (told[0], told[2], told[3])
+    given = labels(built, plan, "srssSs")
+    assert given[1] == given[4] == 0, "a receiver's, and another thread's, have none"
+    assert [label_to_port(given[at]) for at in (0, 2, 3, 5)] == [*PORTS, PORTS[0]] and 0 not in (given[0], given[2], given[3])
     assert labels(built, plan, "ss", "10.0.0.9") == [0, 0], "of another destination the plan says nothing"
 
 
+def test_a_queue_pair_gets_its_port_of_the_bond_when_it_is_ready_to_send(built: Path, tmp_path: Path) -> None:
+    """By a STAND-IN for the provider: in the turns of the source ports, never before, and never for who receives."""
+    plan = tmp_path / "plan.pins"
+    plan.write_text(plan_text([], [], [Roce(3, "10.0.0.2", PORTS, (2, 1, 2))]))
+    said = told(built, plan, "srssSs", provider=True)
+    assert [line for line in said if line.startswith("bond")] == ["bond 0 2", "bond 2 1", "bond 3 2", "bond 5 2"]
+    assert all(said[said.index(line) - 1] == f"sends {line.split()[1]}" for line in said if line.startswith("bond")), said
+    assert [line for line in said if not line.startswith("bond")] == told(built, no_bonds(tmp_path), "srssSs", provider=True)
+    assert told(built, plan, "ss", provider=True)[-2:] == ["sends 1", "bond 1 1"], (
+        "the provider refuses; NCCL hears nothing of it"
+    )
+    assert told(built, plan, "srssSs") == [line for line in said if line.startswith("label")], "no provider, no port"
+    assert [line for line in told(built, plan, "ss", "10.0.0.9", provider=True) if line.startswith("bond")] == []
+
+
+def no_bonds(folder: Path) -> Path:
+    plan = folder / "ports.pins"
+    plan.write_text(plan_text([], [], [Roce(3, "10.0.0.2", PORTS)]))
+    return plan
+
+
 @pytest.mark.parametrize(
-    "text", ["", "ncclwatch-path-pins 1\nroce 3 10.0.0.2\n", "ncclwatch-path-pins 1\nroce 3 10.0.0.2 80 x\n"]
+    "text",
+    [
+        "",
+        "ncclwatch-path-pins 1\nroce 3 10.0.0.2\n",
+        "ncclwatch-path-pins 1\nbond 3 10.0.0.2 x\nroce * * x\n",
+        "ncclwatch-path-pins 1\nroce 3 10.0.0.2 80 x\n",
+    ],
 )
 def test_without_a_plan_that_fits_nothing_changes(built: Path, tmp_path: Path, text: str) -> None:
     plan = tmp_path / "plan.pins"

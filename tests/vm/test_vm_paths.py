@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
 
-from ncclwatch.collect.flows import FlowCollector
-from ncclwatch.collect.network import NetworkWatch
-from ncclwatch.model.network import FlowRecord
 from ncclwatch.model.paths import NodeView, Origin
-from ncclwatch.model.state import Direction
 from ncclwatch.pathprobe.capture import capture
 from ncclwatch.paths.flow_map import flow_map, to_capture
 from ncclwatch.paths.pins import Roce, plan_text
 from ncclwatch.paths.ports import ROCE_PORT, rule_of
-from ncclwatch.target.session import TargetProcess
 from testbed.job import available, build_folder
 from vm.fabric import Fabric
+from vm.pairs import Pairs, look, remote_pairs, view_of
 
 pytestmark = pytest.mark.vm
 
 VERSION = "2.27.5"
 MOST_S = 90.0
+"""Of one look at packets."""
 PORTS = {0: (50001, 50002), 1: (50011, 49152)}
 """The last is the one port whose label must not be its own low bits: those are 0, which would be none."""
 
@@ -63,8 +59,6 @@ def test_a_plan_of_ports_is_on_the_wire_and_in_the_map(soft_roce: Fabric, tmp_pa
     assert all("the rule both-queue-pairs has port" in one.missing[-1] for one in mapped if one.missing), mapped
 
 
-Pairs = dict[tuple[str, int], int]
-"""(address, queue pair) of each sender → the queue pair its packets go to."""
 Ports = dict[tuple[str, int], set[int]]
 """(address of the sender, queue pair its packets go to) → source ports in packets."""
 
@@ -78,12 +72,7 @@ def watched(fabric: Fabric, **environment: str) -> tuple[NodeView, Pairs, Ports]
         records = look(job.pids)
         pairs = remote_pairs(records)
         seen = caught(fabric, pairs)
-    network = NetworkWatch("guest", kernel_log=False)
-    try:
-        nics, namespaces = network.nics_behind(records)
-    finally:
-        network.close()
-    return NodeView("guest", records, nics, namespaces), pairs, seen
+    return view_of(records), pairs, seen
 
 
 def caught(fabric: Fabric, pairs: Pairs) -> Ports:
@@ -95,37 +84,4 @@ def caught(fabric: Fabric, pairs: Pairs) -> Ports:
         for place, ports in capture(netdevs, wanted, MOST_S).items():
             found.setdefault(place, set()).update(ports)
     assert wanted <= found.keys()
-    return found
-
-
-def look(pids: list[int]) -> list[FlowRecord]:
-    targets = [TargetProcess.open(pid) for pid in pids]
-    collector = FlowCollector(targets)
-    try:
-        deadline = time.monotonic() + MOST_S
-        while True:
-            collector.step()
-            found = collector.flows()
-            if found and all(one.ends is not None and one.ends.remote for one in found):
-                return found
-            assert time.monotonic() < deadline, found
-            time.sleep(0.2)
-    finally:
-        collector.close()
-        for target in targets:
-            target.close()
-
-
-def remote_pairs(records: list[FlowRecord]) -> Pairs:
-    """(address, queue pair) of each sender → the queue pair its packets go to, as the other end's memory says."""
-    ends = {
-        (one.channel, one.rank, one.peer, one.connection_index, one.direction, one.ends.index): one.ends
-        for one in records
-        if one.ends
-    }
-    found = {}
-    for (channel, rank, peer, connection, way, index), here in ends.items():
-        if way is Direction.SEND:
-            there = ends[channel, peer, rank, connection, Direction.RECV, index]
-            found[there.remote, here.queue_pair] = there.queue_pair
     return found

@@ -176,6 +176,7 @@ def _flow_json(one: MappedFlow) -> dict[str, Any]:
         "bytes_per_s": flow.rate,
         "share": flow.share,
         "missing": list(one.missing),
+        "adaptive_routing": flow.adaptive,
         "round_trip_us": None if one.round_trip_us is None else list(one.round_trip_us),
     }
 

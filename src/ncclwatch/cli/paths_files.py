@@ -13,7 +13,7 @@ import msgspec
 from ncclwatch.errors import UsageError
 from ncclwatch.model.paths import ElephantFlow, FiveTuple, NicPort, Probe, Protocol
 from ncclwatch.paths import probed
-from ncclwatch.paths.assignment import Choice, Demand
+from ncclwatch.paths.assignment import Choice, Demand, bond_ports
 from ncclwatch.paths.measured import MeasuredFlow
 from ncclwatch.paths.pins import Connect, Listen, Roce, plan_text
 from ncclwatch.paths.ports import ROCE_PORT
@@ -22,6 +22,8 @@ from ncclwatch.text import clean
 MAP_SCHEMA = "ncclwatch.paths/1"
 MAX_FLOWS = 1 << 16
 """Bound: flows of one map."""
+MAX_BOND = 64
+"""Bound: ports of one bond."""
 
 _Text = Annotated[str, msgspec.Meta(max_length=256)]
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -42,6 +44,8 @@ class _FiveTuple(msgspec.Struct):
 class _End(msgspec.Struct):
     host: _Text = ""
     nic: _Text = ""
+    bond: Annotated[list[_Text], msgspec.Meta(max_length=MAX_BOND)] = msgspec.field(default_factory=list)
+    bond_port: _Text | None = None
 
 
 class _Flow(msgspec.Struct):
@@ -56,6 +60,7 @@ class _Flow(msgspec.Struct):
     share: float | None = None
     round_trip_us: tuple[float, float] | None = None
     bytes_per_s: float | None = None
+    adaptive_routing: bool = False
     source: _End = msgspec.field(default_factory=_End)
     destination: _End = msgspec.field(default_factory=_End)
 
@@ -92,7 +97,16 @@ def elephants(files: Sequence[Path]) -> list[ElephantFlow]:
             continue
         source, destination = (NicPort(end.host, end.nic) for end in (one.source, one.destination))
         found[key] = ElephantFlow(
-            one.job, one.rank, one.peer, one.channel, source, destination, tuple=five, rate=one.bytes_per_s, share=one.share
+            one.job,
+            one.rank,
+            one.peer,
+            one.channel,
+            source,
+            destination,
+            tuple=five,
+            rate=one.bytes_per_s,
+            share=one.share,
+            adaptive=one.adaptive_routing,
         )
     return list(found.values())
 
@@ -154,6 +168,8 @@ def measured(maps: Sequence[FlowMap]) -> list[MeasuredFlow]:
             from_name=f"{one.source.host} {one.source.nic}".strip(),
             to_name=f"{one.destination.host} {one.destination.nic}".strip(),
             connection=(one.comm_hash, one.rank, one.peer),
+            bond=len(one.source.bond) if one.source.bond_port is None else 0,
+            adaptive=one.adaptive_routing,
         )
         if key not in found or found[key].waits is None:
             found[key] = flow
@@ -178,16 +194,16 @@ def _weighed(flows: list[MeasuredFlow]) -> list[MeasuredFlow]:
 
 
 def pins_of(demands: Sequence[Demand], chosen: Sequence[Choice | None], own: Collection[str] | None = None) -> str:
-    """The file that ``path_pins/plan.h`` describes: listening ports and source ports.
+    """The file that ``path_pins/plan.h`` describes: listening ports, source ports, ports of bonds.
 
     With ``own`` addresses the connections that leave by these alone, and listening ports of the ranks that are there.
     """
     listens: defaultdict[tuple[int, str], set[int]] = defaultdict(set)
-    connects, roce = [], defaultdict[tuple[int, str], list[int]](list)
-    for demand, one in zip(demands, chosen, strict=True):
+    connects, roce = [], defaultdict[tuple[int, str], list[tuple[int, int]]](list)
+    for demand, one, port in zip(demands, chosen, bond_ports(demands, chosen), strict=True):
         if demand.port == ROCE_PORT:
             if one is not None and (own is None or demand.source in own):
-                roce[demand.rank, demand.destination].append(one.source_port)
+                roce[demand.rank, demand.destination].append((one.source_port, port))
             continue
         if own is None or demand.destination in own:
             listens[demand.peer, demand.destination].add(demand.port)
@@ -196,5 +212,10 @@ def pins_of(demands: Sequence[Demand], chosen: Sequence[Choice | None], own: Col
     return plan_text(
         [Listen(rank, where, tuple(sorted(ports))) for (rank, where), ports in sorted(listens.items())],
         connects,
-        [Roce(rank, where, tuple(ports)) for (rank, where), ports in sorted(roce.items())],
+        [_roce(rank, where, ports) for (rank, where), ports in sorted(roce.items())],
     )
+
+
+def _roce(rank: int, destination: str, ports: Sequence[tuple[int, int]]) -> Roce:
+    bonded = tuple(bond for _, bond in ports)
+    return Roce(rank, destination, tuple(source for source, _ in ports), bonded if any(bonded) else ())

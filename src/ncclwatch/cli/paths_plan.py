@@ -157,8 +157,14 @@ def screen(found: MeasuredPlan, style: Style) -> Iterator[str]:
     if found.refused:
         yield f"{style.warn('REFUSED')}  {found.refused}"
         return
+    yield from _table(found, style)
+
+
+def _table(found: MeasuredPlan, style: Style) -> Iterator[str]:
+    """One row a connection; ports of bonds where there are some."""
+    bonded = any(found.bond_ports)
     rows = []
-    for demand, one in zip(found.demands[:MAX_ROWS], found.chosen, strict=False):
+    for demand, one, port in zip(found.demands[:MAX_ROWS], found.chosen, found.bond_ports, strict=False):
         path = "stays as it is" if one is None else " → ".join(hop or "?" for hop in one.hops) or one.links[0][1]
         rows.append(
             (
@@ -166,10 +172,13 @@ def screen(found: MeasuredPlan, style: Style) -> Iterator[str]:
                 str(demand.peer),
                 f"{demand.destination}:{demand.port}",
                 str(one.source_port) if one else "-",
+                *((f"{port} of {demand.bond}" if port else "-",) if bonded else ()),
                 path,
             )
         )
-    lines = columns(("RANK", "PEER", "CONNECTS TO", "SOURCE PORT", "PATH"), rows, right=(0, 1, 3))
+    lines = columns(
+        ("RANK", "PEER", "CONNECTS TO", "SOURCE PORT", *(("BOND PORT",) if bonded else ()), "PATH"), rows, right=(0, 1, 3)
+    )
     yield style.dim(lines[0])
     yield from lines[1:]
     if len(found.demands) > MAX_ROWS:
@@ -217,10 +226,11 @@ def to_json(found: MeasuredPlan) -> dict[str, Any]:
                 "destination": demand.destination,
                 "port": demand.port,
                 "source_port": None if one is None else one.source_port,
+                "bond_port": port or None,
                 "hops": None if one is None else list(one.hops),
                 "wrong": None if one is None else one.wrong,
             }
-            for demand, one in zip(found.demands, found.chosen, strict=True)
+            for demand, one, port in zip(found.demands, found.chosen, found.bond_ports, strict=True)
         ],
         "links": [{"link": list(link), "load": load} for link, load in sorted(found.loads.items())],
         "notes": list(found.notes),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclwatch.cli.options import JsonOption
-from ncclwatch.cli.output import emit, emit_json
+from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.errors import UsageError
 from ncclwatch.text import Style, clean, columns
 
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 SCHEMA_NAME = "ncclwatch.whatif/1"
 SIMULATED = "SIMULATED: rates of a fluid model; no packet was sent, and how the switches hash is drawn, as it is not known"
+ADAPTIVE = (
+    "  NCCL_IB_ADAPTIVE_ROUTING=1 (since NCCL 2.16; left alone it is on for InfiniBand, off for RoCE) helps where NICs and",
+    "  switches route adaptively: flows then have no fixed path, and ports are irrelevant. It does not switch that on; where",
+    "  packets are hashed it changes no path. Not modelled, nothing is advised",
+)
+"""``net_ib``: more than ``NCCL_IB_AR_THRESHOLD`` (8 KiB) is a write that may be overtaken, with one of no bytes behind it."""
 MAX_JOBS = 64
 
 SlurmOption = Annotated[Path | None, typer.Option("--slurm", metavar="FILE", help="Write the advice as a TaskProlog for Slurm.")]
@@ -90,6 +96,8 @@ def seen_on(fabric: Fabric, files: Sequence[Path]) -> Traffic:
     found = elephants(files)
     if not found:
         raise UsageError("these files hold no flow", "give output of 'ncclwatch paths --json'")
+    if loose := sum(one.adaptive for one in found):
+        note(f"{loose} of {len(found)} flows have NCCL_IB_ADAPTIVE_ROUTING on: every figure is as if their packets were hashed")
     return of_flows(fabric, found)
 
 
@@ -171,6 +179,7 @@ def advice(found: WhatIf, queue_pairs: int) -> Iterator[str]:
         yield "  UDP source ports by a plan: NCCL has no variable for them"
         yield "  (jobs that preload path_pins/ take them: sockets by their ports, RoCE by flow labels)"
     yield "  NCCL_IB_TC and NCCL_IB_SL choose a switch's queue and no path: not modelled, nothing is advised"
+    yield from ADAPTIVE
 
 
 def advise(found: WhatIf, queue_pairs: int, slurm: Path | None, kubernetes: Path | None) -> None:

@@ -302,6 +302,7 @@ class FlowCollector:
         judged = self._judged.get(key)
         kind = {SOCKET_NETWORK: FlowKind.SOCKET, "IB": FlowKind.RDMA}.get(one.network, FlowKind.RDMA if flow else FlowKind.OTHER)
         steps = self.rates.rate(key)
+        traits = process.target.info.traits
         if flow is not None:
             state, reason = flow.state, flow.reason
         elif judged is not None:
@@ -334,6 +335,7 @@ class FlowCollector:
             socket=judged.facts if judged else None,
             shared_by=max(shared_by, 1),
             ends=ends,
+            adaptive=one.network == "IB" and traits is not None and traits.adaptive_routing,
         )
 
     def _by_steps(

@@ -140,6 +140,7 @@ class FlowRecord:
     are signs of loss: of the RDMA port during the look, or segments its sockets sent again in the last 30 s. ``role`` is
     ``data``, ``control`` (clear-to-send), ``flush`` or empty. ``shared_by`` counts the connections that use the same queue pairs
     or sockets. ``path`` is what a probe of ours found, where one was ordered of late. ``ends`` is its queue pair, counted or not.
+    ``adaptive``: the process was started with ``NCCL_IB_ADAPTIVE_ROUTING`` on, and it is NCCL's own RDMA.
     """
 
     pid: int
@@ -166,6 +167,7 @@ class FlowRecord:
     shared_by: int = 1
     path: PathAnswer | None = None
     ends: QueuePairEnds | None = None
+    adaptive: bool = False
 
     @property
     def sends_data(self) -> bool:

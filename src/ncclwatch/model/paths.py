@@ -54,6 +54,7 @@ class ElephantFlow:
     """One long-lived flow of a job, in one direction.
 
     ``rate`` is in bytes a second, ``share`` is the part of its operation's bytes that it carries (0 to 1); None where not known.
+    ``adaptive``: the job is set up for adaptive routing, under which no port fixes a path.
     """
 
     job: str
@@ -67,6 +68,7 @@ class ElephantFlow:
     rate: float | None = None
     share: float | None = None
     queue_pair: int | None = None
+    adaptive: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+ADAPTIVE_ROUTING = "NCCL_IB_ADAPTIVE_ROUTING"
+"""Since NCCL 2.16: data that may arrive in any order, and a write of no bytes behind it that says so (``net_ib``)."""
+NCCLS_CHOICE = -2
+"""Fact: the value of ``IB_ADAPTIVE_ROUTING`` that leaves it to the link layer (``net_ib``)."""
+_NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9]\d*)", re.ASCII)
+"""As ``strtoll`` with base 0 reads it (NCCL, ``src/misc/param.cc``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +61,13 @@ class Traits:
     python: str = ""
     gpus: tuple[GpuTrait, ...] = ()
     nics: tuple[NicTrait, ...] = ()
+
+    @property
+    def adaptive_routing(self) -> bool:
+        """Whether ``NCCL_IB_ADAPTIVE_ROUTING`` is on, by the environment at exec. Left alone it is on over InfiniBand alone."""
+        found = _NUMBER.match(dict(self.settings).get(ADAPTIVE_ROUTING, ""))
+        if found is None:
+            return False
+        sign, digits = found.groups()
+        base = 16 if digits.lower().startswith("0x") else 8 if digits.startswith("0") else 10
+        return int(sign + digits, base) not in (0, NCCLS_CHOICE)

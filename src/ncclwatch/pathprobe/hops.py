@@ -86,6 +86,8 @@ class _Answer:
 
 
 THOROUGH = Effort()
+LATE = Effort(tries=1, wait_s=2.0)
+"""For an answer that may stand in a queue: what a switch holds for a port is sent well within."""
 
 
 def traces(destination: str, paths: Sequence[Path], protocol: Protocol = Protocol.TCP, effort: Effort = THOROUGH) -> list[Trace]:
@@ -126,18 +128,30 @@ def _trimmed(hops: Sequence[str | None], *, keep: bool) -> tuple[str | None, ...
 
 
 def distance(destination: str, until: float) -> int:
-    """Hops to a host, itself counted, by datagrams to a port of traceroute's. Raises :class:`TargetError` where it is silent."""
+    """Hops to a host, itself counted, by datagrams to a port of traceroute's. Raises :class:`TargetError` where it is silent.
+
+    A hop before it that was silent is asked again with more patience: it may be the host itself, whose answer stood in a queue,
+    and one hop too many would let a packet arrive at RoCE's port.
+    """
+    silent = 0
     for hop in range(1, MOST_HOPS + 1):
-        path = (TRACEROUTE_PORT + hop, 0)
-        answer = _ask(destination, [path], Protocol.UDP, hop, until, THOROUGH).get(path, _Answer())
+        answer = _at(destination, hop, until, THOROUGH)
         if answer.there:
-            return hop
+            late = (before for before in range(hop - 1, hop - 1 - silent, -1))
+            return next((before + 1 for before in late if not _at(destination, before, until, LATE).there), hop - silent)
+        silent = 0 if answer.router else silent + 1
         if answer.reason:
             raise TargetError(f"{destination} cannot be reached: {answer.reason}", "look at routes and firewalls")
     raise TargetError(
         f"how far {destination} is could not be told: it answers no datagram",
         f"let it answer UDP on ports from {TRACEROUTE_PORT} (ICMP port unreachable); without, nothing is sent to RoCE's port",
     )
+
+
+def _at(destination: str, hop: int, until: float, effort: Effort) -> _Answer:
+    """Who answers a datagram of so many hops."""
+    path = (TRACEROUTE_PORT + hop, 0)
+    return _ask(destination, [path], Protocol.UDP, hop, until, effort).get(path, _Answer())
 
 
 def _ask(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from ncclwatch.errors import TargetError
 from ncclwatch.pathprobe.channel import Channel, ChannelError
@@ -60,7 +60,9 @@ def probe(
                 port: [_Pair(stack, channel, device, port, each) for each in back[: len(BACK)]] for port in ports[:MOST_PORTS]
             }
             trips = _rounds(pairs, rounds, ends)
-            channel.send({"op": "done"})
+            channel.deadline = time.monotonic() + PATIENCE_S
+            with suppress(OSError):  # what was seen counts, also where the listener has let go
+                channel.send({"op": "done"})
             return trips
     except ProbeEndedError as ended:
         problem = ended.outcome.detail

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ncclwatch.model.paths import Hops, Probe
 from ncclwatch.paths.measured import Link, MeasuredFlow, links_of
 from ncclwatch.paths.ports import ROCE_PORT
+from ncclwatch.paths.probed import alike
 
 ROUNDS = 50
 """Bound: passes of the local search; each is one over all flows."""
@@ -17,7 +18,8 @@ SAME = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A connection that the next communicator will make: to this port, on which it receives ``weight``."""
+    """A connection that the next communicator will make: to this port, on which it receives ``weight``; ``bond``: ports of the
+    sender's bond that all send, 0 for none."""
 
     job: str
     rank: int
@@ -26,6 +28,7 @@ class Demand:
     destination: str
     port: int
     weight: float
+    bond: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,9 @@ def next_demands(flows: Sequence[MeasuredFlow], probes: Sequence[Probe]) -> list
     ports = {(one.source, one.destination): sorted({p.port for p in one.paths if not p.live}) for one in probes}
     sent: defaultdict[tuple[str, int, int, str, str], list[float]] = defaultdict(list)
     into: defaultdict[tuple[str, int, str], int] = defaultdict(int)
+    bonds: defaultdict[str, int] = defaultdict(int)
     for flow in flows:
+        bonds[flow.source] = max(bonds[flow.source], flow.bond)
         sent[flow.job, flow.rank, flow.peer, flow.source, flow.destination].append(flow.weight)
         into[flow.job, flow.peer, flow.destination] += 1
     found = []
@@ -55,14 +60,18 @@ def next_demands(flows: Sequence[MeasuredFlow], probes: Sequence[Probe]) -> list
         count = into[job, peer, destination]
         offered = ports.get((source, destination), [])[:count]
         if offered == [ROCE_PORT]:
-            found += [Demand(job, rank, peer, source, destination, ROCE_PORT, weight) for weight in weights]
+            found += [Demand(job, rank, peer, source, destination, ROCE_PORT, weight, bonds[source]) for weight in weights]
             continue
         found += [Demand(job, rank, peer, source, destination, port, sum(weights) / len(offered)) for port in offered]
     return found
 
 
 def choices_of(demand: Demand, probes: Sequence[Probe]) -> list[Choice]:
-    """Source ports that were seen to take a path to this port, in order."""
+    """Source ports that were seen to take a path to this port, in order.
+
+    Of a path on which a router was silent it is not known whether it is one of those that told all of theirs: where it may be, it
+    is not used. Without the silent router's links it would look emptier than they are.
+    """
     found = []
     for probe in probes:
         if (probe.source, probe.destination) != (demand.source, demand.destination):
@@ -73,7 +82,9 @@ def choices_of(demand: Demand, probes: Sequence[Probe]) -> list[Choice]:
                 continue
             wrong = probe.wrong if seen.told else 1 - seen.load_confidence
             found.append(Choice(seen.source_port, links, seen.hops, wrong))
-    return sorted(found, key=lambda one: one.source_port)
+    whole = {one.hops for one in found if None not in one.hops}
+    known = [one for one in found if one.hops in whole or not any(alike(one.hops, hops) for hops in whole)]
+    return sorted(known, key=lambda one: one.source_port)
 
 
 def without(barred: Collection[Link], choices: Sequence[Choice]) -> list[Choice]:
@@ -175,3 +186,18 @@ def load_of(demands: Sequence[Demand], chosen: Sequence[Choice | None]) -> dict[
         for link in one.links if one is not None else ():
             found[link] += demand.weight
     return dict(found)
+
+
+def bond_ports(demands: Sequence[Demand], chosen: Sequence[Choice | None]) -> list[int]:
+    """The port of the sender's bond for each RoCE flow that is planned, from 1; 0 where there is none to choose.
+
+    The heaviest first, to the port of its NIC that has least to send."""
+    found = [0] * len(demands)
+    sent: defaultdict[tuple[str, int], float] = defaultdict(float)
+    for number in sorted(range(len(demands)), key=lambda i: (-demands[i].weight, i)):
+        demand = demands[number]
+        if chosen[number] is None or demand.port != ROCE_PORT or demand.bond < 2:
+            continue
+        found[number] = min(range(1, demand.bond + 1), key=lambda port: (sent[demand.source, port], port))
+        sent[demand.source, found[number]] += demand.weight
+    return found

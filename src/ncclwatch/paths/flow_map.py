@@ -15,6 +15,7 @@ import networkx as nx
 from ncclwatch.model.network import FlowKind, FlowRecord, NicRecord, nic_label
 from ncclwatch.model.paths import ElephantFlow, FiveTuple, NicPort, NodeView, Origin, Protocol
 from ncclwatch.model.state import Direction
+from ncclwatch.model.traits import ADAPTIVE_ROUTING
 from ncclwatch.paths.measured import MeasuredFlow
 from ncclwatch.paths.ports import ROCE_PORT, predict
 
@@ -106,6 +107,8 @@ def measured_flows(mapped: Iterable[MappedFlow]) -> list[MeasuredFlow]:
             from_name=f"{flow.source.host} {flow.source.nic}".strip(),
             to_name=f"{flow.destination.host} {flow.destination.nic}".strip(),
             connection=(f"{one.comm_hash:016x}", flow.rank, flow.peer),
+            bond=0 if one.link_known else len(one.bond),
+            adaptive=flow.adaptive,
         )
         found[made.source, made.source_port, made.destination, made.port] = made
     return list(found.values())
@@ -151,12 +154,15 @@ def _mapped(
     bond, link, link_known = _link(nic)
     if not link_known:
         missing.append(f"which of {len(bond)} ports of the bond it leaves by")
+    if record.adaptive:
+        missing.append(f"its path: {ADAPTIVE_ROUTING} is on, and where switches route adaptively no port fixes one")
     flow = ElephantFlow(
         job=job, rank=rank, peer=peer, channel=channel,
         source=_port(sender, five.source if five else "", link),
         destination=_port(receiver, five.destination if five else record.ends.remote if record.ends and sender else "", 0),
         tuple=five, origin=origin, rate=record.bandwidth,
         queue_pair=sender.record.ends.queue_pair if sender is not None and sender.record.ends is not None else None,
+        adaptive=record.adaptive,
     )  # fmt: skip
     return MappedFlow(
         flow=flow, kind=record.kind, comm_hash=comm, connection_index=index,

@@ -27,6 +27,8 @@ class MeasuredFlow:
 
     ``waits`` is (round trip, shortest round trip) in µs. ``rate`` is bytes a second (0: not known), the names are host and NIC.
     ``connection``: communicator (16 hexadecimal digits) and ranks in it; ``rank`` and ``peer`` are of the job where known.
+    ``bond``: ports of the sender's bond that all send; 0 where there is none, or only one of them sends.
+    ``adaptive``: its job is set up for adaptive routing: it has no path of its own.
     """
 
     job: str
@@ -43,6 +45,8 @@ class MeasuredFlow:
     from_name: str = ""
     to_name: str = ""
     connection: tuple[str, int, int] = ("", 0, 0)
+    bond: int = 0
+    adaptive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,8 @@ def links_of(probe: Probe, seen: SeenPath) -> tuple[Link, ...]:
 
 def where_now(flows: Sequence[MeasuredFlow], probes: Sequence[Probe]) -> list[tuple[Link, ...]]:
     """The links of each running flow: by its own five-tuple where that was followed, or probed for queues (RoCE); else flows that
-    wait, while some paths between the same addresses are empty, are on the queued ones. Nothing where neither tells."""
+    wait, while some paths between the same addresses are empty, are on the queued ones. Nothing where neither tells, and of flows
+    that are routed adaptively."""
     found: dict[MeasuredFlow, tuple[Link, ...]] = {}
     for probe in probes:
         mine = [flow for flow in flows if (flow.source, flow.destination) == (probe.source, probe.destination)]
@@ -77,7 +82,7 @@ def where_now(flows: Sequence[MeasuredFlow], probes: Sequence[Probe]) -> list[tu
         )
         for flow in waiting.flows if waiting is not None else ():
             found[flow] = ((_pair(probe), str(Load.QUEUED)),)
-    return [found.get(flow, ()) for flow in flows]
+    return [() if flow.adaptive else found.get(flow, ()) for flow in flows]
 
 
 def _pair(probe: Probe) -> str:

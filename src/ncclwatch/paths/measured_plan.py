@@ -12,7 +12,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ncclwatch.model.paths import Probe
-from ncclwatch.paths.assignment import SAME, Choice, Demand, assign, choices_of, in_series, load_of, next_demands, without
+from ncclwatch.model.traits import ADAPTIVE_ROUTING
+from ncclwatch.paths.assignment import (
+    SAME,
+    Choice,
+    Demand,
+    assign,
+    bond_ports,
+    choices_of,
+    in_series,
+    load_of,
+    next_demands,
+    without,
+)
 from ncclwatch.paths.measured import Crowded, Link, MeasuredFlow, capacities_of, crowds, open_links, where_now
 from ncclwatch.paths.suspects import Suspect, Told, suspects
 
@@ -20,6 +32,10 @@ DRAWS = 200
 """Bound: draws of which paths are not what was seen."""
 SPREAD = (10, 50, 90)
 """Fact: percentiles that stand for low, middle and high."""
+BONDED = (
+    "ports of bonds are dealt evenly by what flows carry, which no gain counts; a probe leaves by whichever port its host hashes "
+    "it to: where the ports of a bond lead to different switches, look at the paths again with the plan in place"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +69,11 @@ class MeasuredPlan:
     avoided: tuple[Suspect, ...] = ()
     """Links that verdicts call dead or slow."""
 
+    @property
+    def bond_ports(self) -> list[int]:
+        """The port of the sender's bond for each of ``demands``, from 1; 0 where there is none to choose."""
+        return bond_ports(self.demands, self.chosen)
+
 
 def as_planned(flows: Sequence[MeasuredFlow], found: MeasuredPlan) -> list[MeasuredFlow]:
     """The next communicator's flows as the plan has them, each with the mean rate of those between the same ranks now."""
@@ -78,7 +99,9 @@ def plan(
 
     ``kept`` is an older plan, (source, rank, destination, port) → source port: what it says stays where that costs nothing.
     ``told``: what verdicts say of links. A dead one is given nothing while another path is left, a slow one less.
+    Flows that are routed adaptively have no fixed path: they are left out, and no gain is told of them.
     """
+    flows, loose = [one for one in flows if not one.adaptive], [one for one in flows if one.adaptive]
     demands = next_demands(flows, probes)
     now = where_now(flows, probes)
     capacities = capacities_of(flows, now, probes)
@@ -94,7 +117,9 @@ def plan(
     lost = sum(one is None for one in chosen)
     notes = [f"{lost} connections stay as they are: no path to their ports was seen"] if lost else []
     unseen = {(f.source, f.destination) for f in flows} - {(p.source, p.destination) for p in probes}
+    notes += [_without_ports(loose)] if loose and flows else []
     notes += unplaced[:16]
+    notes += [BONDED] if any(bond_ports(demands, chosen)) else []
     notes += [f"no probe was made from {source} to {destination}" for source, destination in sorted(unseen)[:16]]
     return MeasuredPlan(
         tuple(demands),
@@ -102,9 +127,17 @@ def plan(
         tuple(crowds(flows, now, probes)),
         gains,
         loads,
-        _refusal(gains, chosen, floor),
+        _refusal(gains, chosen, floor) if flows or not loose else _without_ports(loose),
         tuple(notes),
         tuple(avoided),
+    )
+
+
+def _without_ports(loose: Sequence[MeasuredFlow]) -> str:
+    jobs, many = ", ".join(sorted({one.job for one in loose}))[:200], len(loose) != 1
+    return (
+        f"{len(loose)} flow{'s' if many else ''} of job {jobs} {'have' if many else 'has'} {ADAPTIVE_ROUTING} on: where "
+        "switches route adaptively a flow has no fixed path, and no source port gives it one; no gain is promised"
     )
 
 

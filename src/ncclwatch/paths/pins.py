@@ -37,11 +37,15 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Roce:
-    """A rank's queue pairs that send data to an address leave by these UDP source ports, in turns."""
+    """A rank's queue pairs that send data to an address leave by these UDP source ports, in turns.
+
+    ``bond_ports``: the port of a bond (from 1) for each of them; empty where the NIC chooses.
+    """
 
     rank: int
     destination: str
     source_ports: tuple[int, ...]
+    bond_ports: tuple[int, ...] = ()
 
 
 def plan_text(listens: Iterable[Listen], connects: Iterable[Connect], roce: Iterable[Roce] = ()) -> str:
@@ -58,6 +62,8 @@ def plan_text(listens: Iterable[Listen], connects: Iterable[Connect], roce: Iter
         if min(each.source_ports, default=0) < LOWEST:
             raise UsageError(f"ports {each.source_ports} are none of RoCE", f"its source ports are {LOWEST} to 65535")
         lines.append(f"roce {each.rank} {each.destination} {' '.join(map(str, each.source_ports))}")
+        if each.bond_ports:
+            lines.append(f"bond {each.rank} {each.destination} {' '.join(map(str, each.bond_ports))}")
     text = "\n".join(lines) + "\n"
     if len(text) > MAX_BYTES:
         raise UsageError(

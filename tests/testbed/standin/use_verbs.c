@@ -1,5 +1,5 @@
 /* What NCCL's proxy service thread does with verbs, step by step, for a test of path_pins/labels.c: "s" makes a sender's queue pair
- * ready (memory is registered between its steps), "r" a receiver's, "S" one of another thread's. */
+ * ready (memory is registered between its steps), "r" a receiver's, "S" one of another thread's. Each ends ready to send. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -23,7 +23,10 @@ static int ready(uintptr_t pair, const char *gid, int sends) {
   attr[85] = 1; /* is_global */
   done = modify((void *)pair, attr, 1 | 1 << 7);
   /* What NCCL passed is as it was. */
-  return done || attr[72] || attr[73] || attr[74];
+  if (done || attr[72] || attr[73] || attr[74]) return 1;
+  state = 3;
+  memcpy(attr, &state, sizeof state);
+  return modify((void *)pair, attr, 1);
 }
 
 int main(int argc, char **argv) {

@@ -1,7 +1,8 @@
 /* Verbs as NCCL asks for them, for tests of path_pins/labels.c and live.c on a machine without RDMA: a STAND-IN that sends nothing. It says
- * which flow label each queue pair was given when it became ready to receive. */
+ * which flow label each queue pair was given when it became ready to receive, and when it is ready to send. */
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 int ibv_modify_qp_1(void *pair, void *attr, int mask) {
@@ -9,7 +10,8 @@ int ibv_modify_qp_1(void *pair, void *attr, int mask) {
   int state;
   memcpy(&state, attr, sizeof state);
   memcpy(&label, (char *)attr + 72, sizeof label); /* ah_attr.grh.flow_label */
-  if (state == 2) printf("%u %u\n", (unsigned)(uintptr_t)pair, label);
+  if (state == 2) printf("label %u %u\n", (unsigned)(uintptr_t)pair, label);
+  if (state == 3 && getenv("SAY_SENDS")) printf("sends %u\n", (unsigned)(uintptr_t)pair);
   fflush(stdout);
   return mask & 1 << 30 ? 22 : 0;
 }

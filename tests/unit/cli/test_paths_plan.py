@@ -13,12 +13,13 @@ import pytest
 from ncclwatch.cli import main, paths, paths_files, paths_probe
 from ncclwatch.cli.output import plain
 from ncclwatch.errors import UsageError
-from ncclwatch.model.network import SocketFacts
+from ncclwatch.model.network import NicRecord, QueuePairEnds, SocketFacts
 from ncclwatch.model.paths import NodeView, Probe
 from ncclwatch.paths.flow_map import flow_map
 from ncclwatch.paths.measured_plan import plan
+from ncclwatch.paths.ports import ROCE_PORT
 from ncclwatch.paths.probed import SCHEMA, ProbeFile
-from unit.paths.test_flow_map import ETH0, RECV, SEND
+from unit.paths.test_flow_map import ETH0, MLX5, RECV, ROCE, ROCE_RECV, SEND
 from unit.paths.test_measured import FLOWS, LIVE, OWN, A, B, probe, seen
 
 FIRST = replace(SEND, socket=SocketFacts(1, "10.0.0.1:500", "10.0.1.1:40000"))
@@ -68,6 +69,45 @@ def test_the_file_of_one_host_holds_what_is_its_own() -> None:
     sends, receives = (paths_files.pins_of(found.demands, found.chosen, {own}).splitlines()[1:] for own in (A, B))
     assert [line.split()[0] for line in sends] == ["connect", "connect"] and receives == [f"listen 1 {B} 26000 26001"]
     assert paths_files.pins_of(found.demands, found.chosen).splitlines()[1:] == [*receives, *sends]
+
+
+BOND = replace(MLX5, netdev="bond0", bond=("eth0", "eth1"))
+PAIRS = [
+    (replace(ROCE, ends=QueuePairEnds(17, n, "10.0.1.1")), replace(ROCE_RECV, ends=QueuePairEnds(18 + 40 * n, n, "10.0.0.1")))
+    for n in range(2)
+]
+
+
+def over_roce(folder: Path, nic: NicRecord, *, adaptive: bool = False) -> list[str]:
+    """Files of two queue pairs from such a NIC, and paths that their next ones may take."""
+    views = [
+        NodeView("a", [replace(one, adaptive=adaptive) for one, _ in PAIRS], [nic]),
+        NodeView("b", [other for _, other in PAIRS]),
+    ]
+    (folder / "map").write_text(json.dumps(plain(paths.to_json(flow_map(views), []))))
+    made = probe(*(seen(51000 + n, n % 2, ROCE_PORT) for n in range(4)))
+    (folder / "probe").write_bytes(msgspec.json.encode(ProbeFile(SCHEMA, (made,))))
+    return [str(folder / "map"), str(folder / "probe"), "--floor", "0"]
+
+
+def test_ports_of_a_bond_are_in_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["paths", "plan", *over_roce(tmp_path, BOND), "-o", str(tmp_path / "pins")]) == 0
+    said = capsys.readouterr()
+    assert "BOND PORT" in said.out and "1 of 2" in said.out and "2 of 2" in said.out and "look at the paths again" in said.err
+    assert (tmp_path / "pins").read_text().splitlines()[1:] == ["roce 8 10.0.1.1 51000 51001", "bond 8 10.0.1.1 1 2"]
+    assert main.run(["paths", "plan", *over_roce(tmp_path, BOND), "--json"]) == 0
+    assert [one["bond_port"] for one in json.loads(capsys.readouterr().out)["connections"]] == [1, 2]
+    for nic in (MLX5, replace(BOND, bond_active="eth1")):
+        assert main.run(["paths", "plan", *over_roce(tmp_path, nic), "-o", str(tmp_path / "pins")]) == 0
+        assert "BOND PORT" not in capsys.readouterr().out and "bond" not in (tmp_path / "pins").read_text()
+
+
+def test_a_job_set_up_for_adaptive_routing_is_refused_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = over_roce(tmp_path, MLX5, adaptive=True)
+    assert main.run(["paths", "plan", *files, "-o", str(tmp_path / "pins")]) == 0
+    said = capsys.readouterr().out
+    assert "REFUSED  2 flows of job 0000000000000abc have NCCL_IB_ADAPTIVE_ROUTING on" in said and "GAIN" not in said
+    assert not (tmp_path / "pins").exists()
 
 
 def test_wrong_files_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,6 +81,11 @@ def test_flows_of_a_map_stand_for_a_job(tmp_path: Path, capsys: pytest.CaptureFi
     data = json.loads(capsys.readouterr().out)
     planned = next(one for one in data["changes"] if one["planned"] and one["queue_pairs"] == 1)
     assert planned["jobs"][0]["gbps_a_nic"] == [200.0, 200.0, 200.0] and data["today"][0]["gbps_a_nic"][0] == 100.0
+    loose = [replace(view, flows=[replace(one, adaptive=True) for one in view.flows]) for view in views]
+    (tmp_path / "loose").write_text(json.dumps(plain(paths.to_json(flow_map(loose), []))))
+    assert main.run(["paths", "what-if", str(tmp_path / "f"), "--flows", str(tmp_path / "loose")]) == 0
+    said = capsys.readouterr()
+    assert "2 of 2 flows have NCCL_IB_ADAPTIVE_ROUTING on" in said.err and "NCCL_IB_ADAPTIVE_ROUTING=1 (since" in said.out
     assert main.run(["paths", "what-if", fabric(tmp_path), "--flows", str(tmp_path / "m")]) == 2
     assert "has no NIC eth0 of host a" in capsys.readouterr().err
 

@@ -46,6 +46,24 @@ def test_nothing_is_sent_to_the_port_of_roce_on_a_host_next_door() -> None:
         assert one.hops == ()
 
 
+@pytest.mark.parametrize(("first_there", "late"), [(4, []), (5, [4]), (6, [4, 5]), (4, [2]), (1, [])])
+def test_how_far_a_host_is_is_told_though_its_answer_stood_in_a_queue(
+    monkeypatch: pytest.MonkeyPatch, first_there: int, late: list[int]
+) -> None:
+    """One hop too many, and a packet would arrive at the port of RoCE. Router 2 never answers."""
+    asked = []
+
+    def answers(_: str, hop: int, __: float, effort: hops.Effort) -> hops._Answer:
+        asked.append((hop, effort is hops.LATE))
+        if hop in late:
+            return hops._Answer(there=effort is hops.LATE and hop > 3)
+        return hops._Answer(there=True) if hop >= first_there else hops._Answer(router="" if hop == 2 else f"10.0.0.{hop}")
+
+    monkeypatch.setattr(hops, "_at", answers)
+    assert hops.distance(A, 0.0) == min(4, first_there)
+    assert [hop for hop, patient in asked if patient] == sorted((hop for hop in late if hop > 3), reverse=True)
+
+
 def test_a_path_that_is_silent_is_left() -> None:
     assert hops._is_lost(["a", None, None, None, None]) and not hops._is_lost([None, None, None, "a"])
     assert hops._trimmed(["a", None, None], keep=False) == ("a",) and hops._trimmed(["a", None], keep=True) == ("a", None)

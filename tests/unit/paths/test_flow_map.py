@@ -9,7 +9,7 @@ import pytest
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NicRecord, QueuePairEnds, SocketFacts, StepRate
 from ncclwatch.model.paths import FiveTuple, NicPort, NodeView, Origin, Protocol
 from ncclwatch.model.state import Direction
-from ncclwatch.paths.flow_map import endpoint, flow_map, to_capture
+from ncclwatch.paths.flow_map import endpoint, flow_map, measured_flows, to_capture
 
 SEND = FlowRecord(
     pid=11, kind=FlowKind.SOCKET, network="Socket", device="eth0", port=0, state=FlowState.ACTIVE, global_rank=8, comm_hash=0xABC,
@@ -110,6 +110,12 @@ def test_a_bond_whose_port_is_hashed_is_not_guessed() -> None:
     assert one.bond == ("eth0", "eth1") and not one.link_known and "which of 2 ports" in one.missing[0]
     (one,) = flow_map([NodeView("a", [record], [replace(bond, bond_active="eth1")])])
     assert one.link_known and one.flow.source == NicPort("a", "bond0", 1) and not one.missing
+
+
+def test_a_flow_of_a_job_set_up_for_adaptive_routing_has_a_port_and_no_path() -> None:
+    (one,) = flow_map([NodeView("a", [replace(ROCE, adaptive=True)], [MLX5]), NodeView("b", [ROCE_RECV])])
+    assert one.flow.adaptive and one.flow.tuple is not None and "NCCL_IB_ADAPTIVE_ROUTING is on" in one.missing[0]
+    assert [flow.adaptive for flow in measured_flows([one])] == [True]
 
 
 def test_containers_with_an_eth0_each_are_told_apart() -> None:

@@ -79,6 +79,24 @@ def test_dead_unsteady_and_silent_paths_are_not_used() -> None:
     assert {choice.source_port for choice in found.chosen if choice} <= {705, 706, 707}
 
 
+def test_a_path_that_may_be_any_of_the_others_is_not_used() -> None:
+    """Its links are fewer, as the silent router's are missing: it is no emptier path for that."""
+    late = [replace(one, hops=(LEAF, None, None)) for one in OWN[:4]]
+    assert {one.source_port for one in plan(FLOWS, [probe(*late, *OWN[4:], *LIVE)], floor=0.05).chosen if one} <= {
+        704,
+        705,
+        706,
+        707,
+    }
+    silent = [replace(one, hops=(LEAF, None, "10.7.9.1")) for one in OWN[:4]]
+    third = plan([*FLOWS, flow(2, 502)], [probe(*silent, *OWN[4:], *LIVE)], floor=0.0)
+    assert {one.source_port for one in third.chosen if one} & {700, 701, 702, 703}, (
+        "a spine of its own, whose router never answers"
+    )
+    every = [replace(one, hops=(None, None, one.hops[2])) for one in OWN]
+    assert all(plan(FLOWS, [probe(*every, *LIVE)], floor=0.0).chosen)
+
+
 def test_what_is_kept_stays_and_what_died_moves() -> None:
     first = plan(FLOWS, [probe(*OWN, *LIVE)], floor=0.0)
     kept = {
@@ -99,6 +117,35 @@ def test_a_source_port_is_given_once_for_a_port() -> None:
     found = plan(roce, [probe(*(replace(one, port=ROCE_PORT) for one in only))], floor=0.0)
     given = [choice.source_port for choice in found.chosen if choice]
     assert len(found.demands) == 3 and sorted(given) == [700, 701] and "1 connections stay" in found.notes[0]
+
+
+def test_flows_of_a_bonded_nic_are_dealt_to_its_ports_by_what_they_carry() -> None:
+    weights = (4.0, 1.0, 2.0, 1.0)
+    flows = [flow(n, 50001 + n, port=ROCE_PORT, weight=weight, bond=2) for n, weight in enumerate(weights)]
+    paths = [seen(51000 + n, n % 2, ROCE_PORT) for n in range(8)]
+    found = plan(flows, [probe(*paths)], floor=0.0)
+    sent = [sum(one.weight for one, port in zip(found.demands, found.bond_ports, strict=True) if port == at) for at in (1, 2)]
+    assert sent == [4.0, 4.0] and any("ports of bonds" in line for line in found.notes)
+    alone = plan([replace(one, bond=0) for one in flows], [probe(*paths)], floor=0.0)
+    assert alone.bond_ports == [0] * 4 and not any("ports of bonds" in line for line in alone.notes)
+    over_sockets = plan([replace(one, bond=2) for one in FLOWS], [probe(*OWN, *LIVE)], floor=0.0)
+    assert over_sockets.bond_ports == [0, 0], "the kernel hashes sockets, and nothing of a process chooses"
+    few = plan(flows, [probe(*paths[:3])], floor=0.0)
+    assert [bool(port) for port in few.bond_ports] == [one is not None for one in few.chosen], "what stays as it is has none"
+
+
+def test_flows_that_are_routed_adaptively_get_no_port_and_no_promise() -> None:
+    loose = [replace(one, adaptive=True) for one in FLOWS]
+    found = plan(loose, [probe(*OWN, *LIVE)], floor=0.0)
+    assert not found.crowded and not found.gains and not any(found.chosen)
+    assert (
+        found.refused.startswith("2 flows of job job have NCCL_IB_ADAPTIVE_ROUTING on") and "no gain is promised" in found.refused
+    )
+    other = [replace(one, job="other", rank=2, source_port=one.source_port + 100, adaptive=True) for one in FLOWS]
+    beside = plan([*FLOWS, *other], [probe(*OWN, *LIVE)], floor=0.05)
+    assert [gain.job for gain in beside.gains] == ["job"] and {one.job for one in beside.demands} == {"job"}
+    assert not beside.refused and any("of job other have NCCL_IB_ADAPTIVE_ROUTING on" in line for line in beside.notes)
+    assert where_now(loose, [probe(*OWN, *LIVE)]) == [(), ()]
 
 
 def test_two_senders_share_the_ports_of_a_receiver() -> None:

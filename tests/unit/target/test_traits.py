@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from ncclwatch.model.traits import Traits
 from ncclwatch.target.traits import MAX_SETTINGS, MAX_VALUE, cpu_group, settings, traits, with_cpus_now
 from unit.fake_proc import FakeProcess, write_proc
 
@@ -100,3 +103,13 @@ def test_settings_are_bounded_cleaned_and_hold_no_secret() -> None:
     assert len(found) <= MAX_SETTINGS
     assert all(len(value) <= MAX_VALUE for _, value in found)
     assert settings({"NCCL_AUTH_TOKEN": "s3cret", "NCCL_A": "\x1b[31m1"}) == (("NCCL_A", "1"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "on"),
+    [("1", True), ("0x1f", True), (" 2x", True), ("010", True), ("-1", True), ("0", False), ("0x0", False), ("08", False),
+     ("-2", False), ("", False), ("yes", False)],
+)  # fmt: skip
+def test_adaptive_routing_is_read_as_nccl_reads_numbers(text: str, on: bool) -> None:
+    assert Traits(settings=settings({"NCCL_IB_ADAPTIVE_ROUTING": text})).adaptive_routing is on
+    assert not Traits(settings=settings({})).adaptive_routing
