@@ -53,6 +53,8 @@ def foreign_among(paths: Sequence[Path], *, alone: bool) -> Found | None:
     folders = [path for path in paths if path.is_dir()]
     if not found.files:
         if folders:
+            for line in found.problems:
+                note(line)
             where = clean(str(folders[0]), 160)
             raise UsageError(f"{where} holds no record of a tool that is known", "docs/ingest.md lists the formats")
         return None

@@ -61,6 +61,7 @@ class FolderWatch:
         try:
             found = find(files)
             if not found.files:
+                self.problems += found.problems
                 return
             jobs, problems = judge_found(found)
         except NcclwatchError as error:

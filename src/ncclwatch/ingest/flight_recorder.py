@@ -128,7 +128,7 @@ def _read_job(prefix: str, files: dict[int, Path]) -> Ingested | list[str]:
         # Another process shares no list of members with this one: those of a thousand ranks would be a thousand.
         found.members = {name: lists.setdefault(members, members) for name, members in found.members.items()}
         ranks.append(found)
-    return ingested_of(FlightJob(ranks), prefix, problems) if ranks else problems
+    return ingested_of(FlightJob(ranks, {*files} - {one.rank for one in ranks}), prefix, problems) if ranks else problems
 
 
 def _read_rank(named: tuple[int, Path], least: int) -> RankDump | IngestError:
@@ -187,8 +187,10 @@ class _Batches(Sequence[NodeBatch]):
 
 
 def _blind(job: FlightJob) -> Iterator[str]:
-    if job.missing:
-        yield f"no dump of rank{'s' if len(job.missing) > 1 else ''} {compressed(job.missing)}"
+    if unwritten := sorted({*job.missing} - {*job.unread}):
+        yield f"no dump of rank{'s' if len(unwritten) > 1 else ''} {compressed(unwritten)}"
+    if job.unread:
+        yield f"the dump of rank{'s' if len(job.unread) > 1 else ''} {compressed(job.unread)}, which could not be read"
     if job.partial:
         yield f"what GPUs have begun and ended on rank{'s' if len(job.partial) > 1 else ''} {compressed(job.partial)}: no dump"
     if not job.ended_known:

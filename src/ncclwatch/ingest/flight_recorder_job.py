@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -87,9 +87,11 @@ class Part:
 
 
 class FlightJob:
-    """The ranks of one job with their groups. ``base``: the number of the first collective of a group, 0 or 1."""
+    """The ranks of one job with their groups. ``base``: the number of the first collective of a group, 0 or 1; ``unread``: ranks
+    of which there is a dump that could not be read.
+    """
 
-    def __init__(self, ranks: Sequence[RankDump]) -> None:
+    def __init__(self, ranks: Sequence[RankDump], unread: Collection[int] = ()) -> None:
         self.ranks = sorted(ranks, key=lambda one: one.rank)
         # Ranks of a group have the same list of its members.
         lists = {id(members): members for one in self.ranks for members in one.members.values()}
@@ -97,7 +99,8 @@ class FlightJob:
         found = {one.rank for one in self.ranks}
         # Ranks are numbered without gaps: a number that is left out between others wrote no dump.
         dense = range(max(found) + 1) if 2 * len(found) > max(found) else ()
-        self.world = sorted(found | stated | {*dense})
+        self.world = sorted(found | stated | {*dense} | {*unread})
+        self.unread = sorted({*unread} - found)
         self._first_of = {one.rank: self.ranks[at // TOGETHER * TOGETHER].rank for at, one in enumerate(self.ranks)}
         self.missing = sorted(set(self.world) - {one.rank for one in self.ranks})
         self.groups: dict[tuple[GroupName, tuple[int, ...]], Group] = {}

@@ -48,7 +48,7 @@ def with_logs(job: FlightJob, logged: LoggedRanks) -> tuple[FlightJob, list[str]
             more.append(_as_dump(rank, matches, logged))
             groups = ", ".join(f"{match.group.label} (opCount {match.offset:+d})" for match in matches)
             lines.append(f"rank {rank} wrote no dump; its calls are from its rank log, joined by {groups}")
-    return (FlightJob([*job.ranks, *more]) if more else job), lines
+    return (FlightJob([*job.ranks, *more], job.unread) if more else job), lines
 
 
 def _matches(job: FlightJob, rank: int, chains: Sequence[Chain]) -> list[_Match]:

@@ -38,6 +38,7 @@ class State(IntEnum):
 
 
 _NUMBER_OF_GROUP = itemgetter("pg_id")
+_MOMENTS = ("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns")
 _STATES = {"scheduled": State.SCHEDULED, "started": State.STARTED, "completed": State.COMPLETED}
 
 ENTRY_DTYPE = np.dtype(
@@ -107,13 +108,10 @@ def read_rank(dump: Dump, rank: int, least: int = LEAST_KEPT) -> RankDump:
     reader = _Reader({name: len(ranks) for name, ranks in members.items()})
     try:
         kept, cut = _newest(dump.entries, least)
-        rows = np.zeros(len(kept), ENTRY_DTYPE)
         found = []
         for at in range(len(kept)):
-            found.append(reader.row(kept[at]))
-        # A column at a time: numpy takes in rows of several types one value after the other.
-        for name, column in zip(ENTRY_DTYPE.names or (), zip(*found, strict=True), strict=True) if found else ():
-            rows[name] = column
+            found.append(reader.values(kept[at]))
+        rows = reader.rows(found)
         newest, expires, begun_known = _times(kept)
     except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError) as error:
         where = f"entry {at} of the newest of each group"
@@ -139,9 +137,10 @@ def _over_all_groups(rows: NDArray[Any]) -> bool:
     """
     newest = rows[-KEPT_OF_A_GROUP:]
     newest = newest[~newest["message"]]
-    turns = int(np.count_nonzero(np.diff(newest["group"].astype(np.int64))))
-    grow = bool((np.diff(newest["sequence"]) > 0).all())
-    return grow and turns >= max(2, len(np.unique(newest["group"])))
+    if not (newest["sequence"][1:] > newest["sequence"][:-1]).all():
+        return False
+    turns = int(np.count_nonzero(newest["group"][1:] != newest["group"][:-1]))
+    return turns >= max(2, len(np.unique(newest["group"])))
 
 
 def _number_by_group(dump: Dump, rows: NDArray[Any], reader: _Reader) -> None:
@@ -194,6 +193,18 @@ def _known(dump: Dump, rank: int, reader: _Reader, members: Mapping[str, tuple[i
     return [*reader.groups, *(GroupName(name, _about(dump, name)) for name in joined)]
 
 
+class _Kind(NamedTuple):
+    """What all entries of one name on one group have alike. ``number``: which of the kinds; ``group``: index in the rank's list;
+    ``nranks``: ranks of the group, 0 where that is not known.
+    """
+
+    number: int
+    title: Title
+    group: int
+    nranks: int
+    backend: int
+
+
 class _Reader:
     """Makes rows of entries, and remembers what names mean."""
 
@@ -203,6 +214,10 @@ class _Reader:
         self.ids: dict[int, GroupName] = {}
         self._titles: dict[str, Title] = {}
         self._sizes = sizes
+        self._kinds: dict[tuple[str, int], _Kind] = {}
+        """By ``profiling_name`` and number of the group."""
+        self._written: dict[tuple[str, tuple[str, str]], _Kind] = {}
+        """By ``profiling_name`` and ``process_group`` as entries have them: most are like one before."""
 
     def _title(self, name: str) -> Title:
         title = self._titles[name] = title_of(name)
@@ -210,9 +225,11 @@ class _Reader:
             self.backends.setdefault(title.backend, len(self.backends))
         return title
 
-    def row(self, entry: Mapping[str, Any]) -> tuple[Any, ...]:
-        """One row of ``ENTRY_DTYPE``. Raises what a wrong type raises."""
+    def _kind(self, entry: Mapping[str, Any]) -> _Kind:
+        """What a name says on a group. Raises what a wrong type raises."""
         name = entry["profiling_name"]
+        if type(name) is not str:
+            raise TypeError("an operation without a name")
         title = self._titles.get(name) or self._title(name)
         group = _group_of(entry)
         number = self.groups.get(group)
@@ -221,16 +238,50 @@ class _Reader:
             self.ids[_number(entry.get("pg_id", -1))] = group
             if number >= MOST_GROUPS:
                 raise ValueError("too many process groups")
+        kind = self._kinds.get((name, number))
+        if kind is None:
+            backend = self.backends.get(title.backend, 0)
+            kind = _Kind(len(self._kinds), title, number, self._sizes.get(group.name, 0), backend)
+            self._kinds[name, number] = kind
+        return kind
+
+    def values(self, entry: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What an entry says of itself: its kind, and what :meth:`rows` names. Raises what a wrong type raises."""
+        name, named = entry["profiling_name"], entry.get("process_group")
+        # Of what is hostile no hash is taken: that of tuples in tuples takes for ever.
+        if type(named) is tuple and len(named) == 2 and type(name) is type(named[0]) is type(named[1]) is str:
+            kind = self._written.get((name, named))
+            if kind is None:
+                kind = self._written[name, named] = self._kind(entry)
+        else:
+            kind = self._kind(entry)
+        title = kind.title
         message = title.message or (title.coalesced and bool(entry.get("is_p2p")))
         if message and "p2p_seq_id" in entry:
             sequence = entry["p2p_seq_id"]
         else:
-            sequence = entry.get("collective_seq_id", entry.get("seq_id"))
+            sequence = entry["collective_seq_id"] if "collective_seq_id" in entry else entry.get("seq_id")
         return (
-            number, sequence, title.function, datatype(entry, title.sizes), _STATES[entry.get("state", "scheduled")],
-            elements(entry, title.sizes, self._sizes.get(group.name, 0)), title.peer, entry.get("time_created_ns") or 0,
-            message, title.coalesced, self.backends.get(title.backend, 0), False,
+            kind.number, sequence, datatype(entry, title.sizes), _STATES[entry.get("state", "scheduled")],
+            elements(entry, title.sizes, kind.nranks), entry.get("time_created_ns") or 0, message,
         )  # fmt: skip
+
+    def rows(self, found: Sequence[tuple[Any, ...]]) -> NDArray[Any]:
+        """Rows of ``ENTRY_DTYPE``, a column at a time: numpy takes in rows of several types one value after the other."""
+        if not found:
+            return np.zeros(0, ENTRY_DTYPE)
+        kinds = np.zeros(len(self._kinds), ENTRY_DTYPE)
+        told = [
+            (kind.group, kind.title.function, kind.title.peer, kind.title.coalesced, kind.backend)
+            for kind in self._kinds.values()
+        ]
+        for name, column in zip(("group", "function", "peer", "coalesced", "backend"), zip(*told, strict=True), strict=True):
+            kinds[name] = column
+        numbers, *columns = zip(*found, strict=True)
+        rows = kinds[list(numbers)]
+        for name, column in zip(("sequence", "datatype", "state", "count", "created_ns", "message"), columns, strict=True):
+            rows[name] = column
+        return rows
 
 
 def _group_of(entry: Mapping[str, Any]) -> GroupName:
@@ -259,16 +310,11 @@ def _whole(value: Any) -> int:
 
 def _times(entries: Sequence[Mapping[str, Any]]) -> tuple[int, int, bool]:
     """The last moment that entries speak of; when the last open wait would be given up; whether beginnings are known."""
-    newest = expires = 0
-    begun_known = True
-    for entry in entries:
-        created, started = entry.get("time_created_ns") or 0, entry.get("time_discovered_started_ns") or 0
-        completed = entry.get("time_discovered_completed_ns") or 0
-        if completed:
-            begun_known &= bool(started)
-        else:
-            expires = created + (entry.get("timeout_ms") or 0) * 1_000_000
-        newest = max(newest, created, started, completed)
+    created, started, ended = ([entry.get(name) or 0 for entry in entries] for name in _MOMENTS)
+    newest = max(0, max(created, default=0), max(started, default=0), max(ended, default=0))
+    begun_known = all(begun for begun, over in zip(started, ended, strict=True) if over)
+    at = next((at for at in range(len(entries) - 1, -1, -1) if not ended[at]), None)
+    expires = 0 if at is None else created[at] + (entries[at].get("timeout_ms") or 0) * 1_000_000
     return _whole(newest), min(_whole(min(expires, NS - 1)), NS - 1), begun_known
 
 

@@ -216,8 +216,7 @@ def _nobody(job: FlightJob, verdict: Verdict) -> Verdict:
             verdict,
             summary=f"{_ranks(waiting)} may wait for {_ranks(job.missing)}, of which there is no dump: {NO_DUMP}",
             culprits=tuple(
-                Culprit(rank, None, "", None, None, reason=f"there is no dump of it: {NO_DUMP}", observed=False)
-                for rank in job.missing[:NAMED]
+                Culprit(rank, None, "", None, None, reason=_no_dump(job, rank), observed=False) for rank in job.missing[:NAMED]
             ),
             victims=tuple(waiting),
             confidence=LACKING,
@@ -234,7 +233,22 @@ def _nobody(job: FlightJob, verdict: Verdict) -> Verdict:
             verdict = replace(verdict, unobserved=(NOT_BEGUN, *verdict.unobserved)) if not job.begun_known else verdict
             return _in_it(replace(verdict, victims=tuple(waiting)), *found)
     alike = "in their newest operations" if job.ended_known else "alike in what they have called, which may or may not be open"
-    return replace(verdict, summary=f"{_ranks(waiting)} are all {alike}, and none is behind: {verdict.summary}")
+    summary = f"{_ranks(waiting)} are all {alike}, and none is behind: {verdict.summary}"
+    if not job.partial:
+        return replace(verdict, summary=summary)
+    # By its log it has called all: that it wrote no dump as the others did may still be why they wait.
+    logged = _ranks(job.partial)
+    return replace(
+        verdict, summary=f"{summary}; {logged} wrote no dump: {NO_DUMP}",
+        next_steps=(f"look whether {logged} still runs, and where it stands", *verdict.next_steps),
+    )  # fmt: skip
+
+
+def _no_dump(job: FlightJob, rank: int) -> str:
+    """Why a rank is named of which no dump tells."""
+    if rank in job.unread:
+        return "there is a dump of it, which could not be read"
+    return f"there is no dump of it: {NO_DUMP}"
 
 
 def _too_few(job: FlightJob, verdict: Verdict, waiting: Sequence[int]) -> Verdict:

@@ -29,11 +29,12 @@ class Found:
     files: dict[str, list[Path]] = field(default_factory=dict)
     unknown: list[Path] = field(default_factory=list)
     unpacked: Unpacking | None = None
+    unopened: list[str] = field(default_factory=list)
 
     @property
     def problems(self) -> list[str]:
-        """Archives that could not be unpacked, a line each."""
-        return self.unpacked.problems if self.unpacked is not None else []
+        """Files that could not be opened and archives that could not be unpacked, a line each."""
+        return [*self.unopened, *(self.unpacked.problems if self.unpacked is not None else ())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +47,19 @@ class Record:
 
 def format_of(path: Path, formats: Sequence[Format] = FORMATS) -> Format | None:
     """The format of a file, ``None`` where it is of none, or cannot be read."""
-    head = _head(path)
+    head = _head(path, [])
     return next((one for one in formats if head and one.recognises(head, path)), None)
 
 
-def _head(path: Path) -> bytes:
+def _head(path: Path, problems: list[str]) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(HEAD_BYTES)
-    except OSError:
+    except FileNotFoundError:
+        # It went since it was listed: who watches a folder sees that at the next look.
+        return b""
+    except OSError as error:
+        problems.append(f"{clean(str(path), 160)}: {error.strerror or error}")
         return b""
 
 
@@ -77,7 +82,7 @@ def _worth_unpacking(file: Path) -> bool:
 
 def _take(found: Found, file: Path, formats: Sequence[Format], nested: int) -> bool:
     """Whether a file is of any format, or an archive of such files."""
-    head = _head(file)
+    head = _head(file, found.unopened)
     known = next((one for one in formats if head and one.recognises(head, file)), None)
     if known is not None:
         found.files.setdefault(known.name, []).append(file)

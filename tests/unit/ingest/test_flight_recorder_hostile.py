@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import resource
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from ncclwatch.cli.main import run
+from ncclwatch.cli.watch_folder import FolderWatch
 from ncclwatch.ingest import flight_recorder_file
 from ncclwatch.ingest.base import IngestError
 from ncclwatch.ingest.flight_recorder_file import read_dump
+from ncclwatch.ingest.flight_recorder_rank import read_rank
 from unit.ingest.dumps import Dumps
 
 HEAD = b"\x80\x02}q\x00(X\x07\x00\x00\x00versionX\x03\x00\x00\x002.4X\x09\x00\x00\x00pg_config}"
@@ -125,6 +128,56 @@ def test_a_damaged_rank_is_told_and_the_others_are_judged(tmp_path: Path, capsys
     told = capsys.readouterr()
     assert "rank 2" in told.out
     assert "fr_3 is damaged" in told.err
+    assert "the dump of rank 3, which could not be read" in told.out
+    assert "no dump of" not in told.out
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_who_has_a_dump_that_cannot_be_read_is_a_rank_of_the_job(
+    tmp_path: Path, backend: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Dumps of gloo do not say who is in a group: the last rank would not be missed."""
+    job = Dumps(4, backend=backend)
+    job.all_call(times=5, state="completed" if backend == "nccl" else "scheduled")
+    for rank in range(4):
+        job.call(rank, state="scheduled")
+    job.write(tmp_path, prefix="fr_")
+    (tmp_path / "fr_3").write_bytes((tmp_path / "fr_3").read_bytes()[:300])
+    assert run(["diagnose", "--json", str(tmp_path)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    [culprit] = told["culprits"]
+    assert (culprit["rank"], culprit["observed"]) == (3, False)
+    assert "could not be read" in culprit["reason"]
+
+
+def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a dump of another user's is. Here it is a file that fails for root as well."""
+    folder = tmp_path / "dumps"
+    folder.mkdir()
+    (folder / "fr_1").symlink_to("/proc/self/mem")
+    assert run(["diagnose", str(folder)]) == 2
+    assert "fr_1: Input/output error" in capsys.readouterr().err
+    job = Dumps(2)
+    job.all_call(times=4)
+    job.write(folder, prefix="fr_", without=[1])
+    assert run(["diagnose", str(folder)]) == 0
+    assert "fr_1: Input/output error" in capsys.readouterr().err
+    watched = FolderWatch(folder, 0.0)
+    for at in (0.0, 1.0):
+        list(watched.look(at))
+    assert any("fr_1: Input/output error" in line for line in watched.problems)
+
+
+def test_a_name_of_tuples_in_tuples_is_not_hashed(tmp_path: Path) -> None:
+    """Each has the one before twice: a hash goes through all of them anew, and would not end."""
+    deep: object = "x"
+    for _ in range(60):
+        deep = (deep, deep)
+    for changed in ({"profiling_name": deep}, {"process_group": deep}, {"process_group": (deep, "x")}):
+        entry = {**a_dump()["entries"][0], **changed}  # type: ignore[index]
+        dump = read_dump(written(tmp_path, pickle.dumps({**a_dump(), "entries": [entry]}, 2)))
+        with pytest.raises(IngestError, match="is no entry"):
+            read_rank(dump, 0)
 
 
 def test_what_a_name_does_not_tell_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,7 @@ def test_who_wrote_no_dump_and_has_called_less_by_its_log_is_named(tmp_path: Pat
 def test_who_wrote_no_dump_and_has_called_all_by_its_log_is_not_named(tmp_path: Path) -> None:
     verdict = judged(tmp_path, log_of(2, CALLS + 1)).verdicts[0]
     assert (verdict.verdict_class, verdict.culprits) == (VerdictClass.UNKNOWN, ())
+    assert "rank 2 wrote no dump" in verdict.summary
 
 
 @pytest.mark.parametrize("other", [{"count": 77}, {"shift_s": 5000.0}, {"calls": 4}], ids=str)
