@@ -83,7 +83,8 @@ setup-demo: $(CACHE)/stamps/venv $(NCCL_CACHE)/$(DEMO_NCCL)/lib/libnccl.so.2
 	@echo "==> CPU testbed for NCCL $(DEMO_NCCL)"
 	@$(MAKE) -s -C tests/testbed NCCL_CACHE=$(CURDIR)/$(NCCL_CACHE) PYTHON=$(CURDIR)/$(PYTHON) VERSIONS=$(DEMO_NCCL)
 
-setup: $(CACHE)/stamps/test-packages $(CACHE)/stamps/venv $(NCCL_VERSIONS:%=$(NCCL_CACHE)/%/lib/libnccl.so.2)
+setup: $(CACHE)/stamps/test-packages $(CACHE)/stamps/venv
+	@$(MAKE) -s -j4 $(NCCL_VERSIONS:%=$(NCCL_CACHE)/%/lib/libnccl.so.2)
 	@echo "==> CPU testbed for NCCL $(NCCL_VERSIONS)"
 	@$(MAKE) -s -j2 -C tests/testbed NCCL_CACHE=$(CURDIR)/$(NCCL_CACHE) PYTHON=$(CURDIR)/$(PYTHON)
 	@$(MAKE) -s shim
@@ -108,9 +109,9 @@ demo: setup-demo
 fleet: setup-demo $(CACHE)/stamps/fleet-packages
 	@$(PYTHON) scripts/show_fleet.py --nccl $(DEMO_NCCL) $(if $(ONCE),--once)
 
-# Tests on real jobs, and of servers and browsers, mostly wait: so many at a time, a file's one after the other. Those marked `quiet`
-# measure time or take much of the machine: they come behind, one at a time; last the guest, which takes all there is.
-LANES := 2
+# Tests on real jobs, and of servers and browsers, wait for three quarters of their time: so many at a time, a file's one after the other.
+# Those marked `quiet` measure time or take much of the machine: they come behind, one at a time; last the guest, which takes all there is.
+LANES := 4
 # What takes long and has a shorter test beside it is left to `make test-all`.
 SHORT := $(if $(NCCLWATCH_ALL),, and not long)
 LANES_CACHE := $(CACHE)/pytest-lanes

@@ -191,6 +191,7 @@ class Emitter:
             text = self.declarator(member.type, member.name or "")
             if member.bit_field_size:
                 text += f" : {member.bit_field_size}"
+                end = -(-(member.bit_offset + member.bit_field_size) // 8)
             else:
                 # alignas() of a member shows only as a gap in front of it (ncclKernelCommAndChannels.channels in 2.30).
                 offset = member.bit_offset // 8
