@@ -16,7 +16,7 @@ from ncclwatch.engine.patience import HANG_FLOOR_S
 from ncclwatch.engine.redraw import has_moved, is_begun
 from ncclwatch.model.cause import Cause
 from ncclwatch.model.device import KernelState
-from ncclwatch.model.job import Job, Member, launched
+from ncclwatch.model.job import Job, Member, identity_of, launched
 from ncclwatch.model.joined import is_hidden
 from ncclwatch.model.rings import CHUNK_STEPS, is_ring
 from ncclwatch.model.state import Direction, Transport
@@ -66,9 +66,14 @@ def inside_node(case: Case) -> Iterator[Hypothesis]:
     behind = {member.index for node in nodes if (member := job.groups[node.group_id].holder(node.comm_rank)) is not None}
     stalls = {index: case.waits.stalls_of(index) for index in doors}
     counts = {(node.group_id, launched(*held)) for node in nodes for held in job.groups[node.group_id].members.values()}
-    one_node = len({own.peers[own.rank].host_hash for index in doors | behind for _, own in job.held_by(job.member(index))}) == 1
+    known = {identity_of(own, own.rank) for index in doors | behind for _, own in job.held_by(job.member(index))}
     level = len(counts) == len({node.group_id for node in nodes}) and all(count is not None for _, count in counts)
-    if not (one_node and level and all(stalls.values())) or behind & (case.waits.waiting - doors):
+    if (
+        len({one[0] for one in known if one}) != 1
+        or not level
+        or not all(stalls.values())
+        or behind & (case.waits.waiting - doors)
+    ):
         return
     door = min(doors)
     cause = _cause(case, job.member(door), Sink((RankNode(door),), job, stalls=stalls[door]))

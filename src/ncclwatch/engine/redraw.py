@@ -336,8 +336,10 @@ def _stands_elsewhere(case: Case, wait: Wait) -> bool:
     """Whether who waits in what shows no move stands still in the middle of an operation of another communicator."""
     if not isinstance(wait.subject, RankNode) or has_moved(case.job, wait):
         return False
-    marks = (mark for mark in case.waits.stalls_of(wait.subject.index) if mark.key.group != wait.key.group and mark.end)
-    return any(mark.stall in PROXY_STALLS or mark.end.under_way for mark in marks if mark.end)
+    marks = (
+        (mark, mark.end.sub) for mark in case.waits.stalls_of(wait.subject.index) if mark.key.group != wait.key.group and mark.end
+    )
+    return any(mark.stall in PROXY_STALLS or sub.done > 0 or (sub.gpu_ready or 0) > 0 for mark, sub in marks)
 
 
 def has_moved(job: Job, wait: Wait) -> bool:

@@ -329,14 +329,17 @@ def test_text_that_names_nobody_is_a_look_at_the_same_job(tmp_path: Path) -> Non
         assert not verdict_of(read(*order)).verdict_class.accuses
 
 
-def test_where_nobody_is_named_whose_counts_differ_is_told(tmp_path: Path) -> None:
+def test_who_is_ahead_in_one_collective_and_behind_in_another_called_something_else(tmp_path: Path) -> None:
+    """Ranks are counted one after the other, which explains a call more or less, and never both."""
+
     def other(data: Any) -> None:
         counts = data["communicators"][0]["ranks"][1]["collective_counts"]
         counts["AllGather"], counts["AllReduce"] = 1, counts["AllReduce"] - 1
 
     verdict = verdict_of(read(changed(FIXTURES / "2.29.2-healthy.json", other, tmp_path / "x")))
-    assert verdict.verdict_class is VerdictClass.UNKNOWN
-    assert any("rank 1 called AllGather 1 times" in line for line in verdict.evidence)
+    assert verdict.verdict_class is VerdictClass.INCONSISTENT
+    assert [culprit.rank for culprit in verdict.culprits] == [1]
+    assert any("has called AllGather once" in line for line in verdict.evidence)
 
 
 # --- text as people pass it on -----------------------------------------------------------------------------------------------

@@ -246,7 +246,7 @@ class OpenCalls(Source):
         for sender, receiver in sorted(odd):
             pairs[int(t.group[sender])].append((t.end(sender), t.end(receiver)))
         for place, called in _otherwise_numbered(t):
-            if place not in pairs:
+            if place not in pairs and any(len(set(ranks.values())) > 1 for ranks in called.values()):
                 yield self._numbered(case.job, t.groups[place], called)
         for place, found in pairs.items():
             group, calls = t.groups[place], _open_calls(t, place)
