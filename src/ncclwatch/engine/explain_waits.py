@@ -222,9 +222,12 @@ def _odd(
     return naming(verdict_class, suspects, victims, 0.7, supports)
 
 
+OF_CALLS = SAID_BY_THE_OTHER | {Why.NO_OPERATION, Why.NOT_CALLED}
+
+
 def _lacks_call(job: Job, inside: Sequence[Wait], victims: set[int]) -> Hypothesis | None:
     """The one rank of a cycle that has called less than the others, or not what they wait in; or who is alone in it."""
-    asked = [(wait, lacks_calls(job, wait)) for wait in inside if wait.why is Why.NO_OPERATION or wait.why in SAID_BY_THE_OTHER]
+    asked = [(wait, True if wait.why is Why.NOT_CALLED else lacks_calls(job, wait)) for wait in inside if wait.why in OF_CALLS]
     lacking = [(wait, fewer) for wait, fewer in asked if fewer is not None or wait.why is Why.NO_OPERATION]
     waits, missing = [wait for wait, _ in lacking], {wait.object for wait, _ in lacking}
     only = missing.pop() if len(missing) == 1 else None

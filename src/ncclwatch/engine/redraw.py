@@ -111,6 +111,11 @@ def called_less(case: Case) -> Iterator[Wait]:
             for rank in behind[:MOST_PEERS]:
                 if idle or group.members[rank][0].index not in case.waits.busy:
                     yield _counted(case, group, own, rank, counts)
+    for node, wait in ((sink.nodes[0], wait) for sink in case.waits.ends.unseen for wait in sink.waits):
+        if isinstance(node, HiddenNode) and isinstance(wait.subject, RankNode):  # Whom it may wait for has not called as much.
+            counts, own = _counts(case.job.groups[node.group_id]), case.job.groups[node.group_id].ranks[wait.subject.index]
+            if counts.get(node.comm_rank, 0) < counts.get(own, 0) and node.comm_rank in counts:
+                yield _counted(case, case.job.groups[node.group_id], own, node.comm_rank, counts)
 
 
 def hidden_peer(case: Case) -> Iterator[Wait]:
@@ -189,14 +194,10 @@ def ring_before(case: Case) -> Iterator[Wait]:
 def _may_wait_inside(case: Case, *, unsure: bool = False) -> Iterator[tuple[Member, bool]]:
     """Of ranks at which the waits end the idle ones, and those that have begun nothing of what they show; which of the two.
 
-    ``unsure``: also of cycles of which it does not show whether anything has begun (trees: an inner rank receives first), and
-    those that may wait for one that is hidden.
+    ``unsure``: also of cycles of which it does not show whether anything has begun (trees: an inner rank receives first).
     """
     begun = has_moved if unsure else is_begun
     for sink in case.waits.sinks:
-        if unsure and isinstance(sink.nodes[0], HiddenNode):
-            subjects = (wait.subject for wait in sink.waits)
-            yield from ((case.job.member(node.index), False) for node in subjects if isinstance(node, RankNode))
         if sink.is_cycle and not any(begun(case.job, wait) for wait in sink.inside):  # All of them wait somewhere else.
             yield from ((case.job.member(node.index), False) for node in sink.nodes if isinstance(node, RankNode))
         member = sink.member

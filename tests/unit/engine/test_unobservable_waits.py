@@ -286,3 +286,26 @@ def test_gpus_of_a_node_are_not_named_together_where_others_may_be_why(
 ) -> None:
     verdict = diagnose(looks(tree_over_nodes(called, hosts), 8))
     assert [culprit.rank for culprit in verdict.culprits] == named, verdict.summary
+
+
+def test_a_rank_behind_nvlink_that_left_out_a_call_and_waits_elsewhere_is_named() -> None:
+    """Rank 2 is not in the ring of the others, and has called ahead what they have called as well. Rank 3, which NVLink joins to
+    it, has sent its own part and nothing more.
+    """
+    after = {"posted": 8, "received": 0, "delivered": 0, "consumed": 0, "comm_hash": DATA, "nsteps": 24}
+    ahead = {"sent": 0, "done": 0, "produced": 0, "comm_hash": DATA, "nsteps": 24}
+    operations = [
+        (recv(3, posted=12, received=4, delivered=4, consumed=4, nsteps=24), recv(3, **after)),
+        (send(2, sent=12, done=12, produced=12, nsteps=24), send(2, **ahead)),
+        (recv(1, **after),),
+        (send(0, sent=4, done=4, produced=4, nsteps=24), send(0, **ahead)),
+    ]
+    ranks = ring_through_nodes(2)
+    for one, own in zip(ranks, operations, strict=True):
+        (ring,) = one.communicators
+        counted = replace(ring, sequence_numbers={"AllReduce": 5 if one.rank == 2 else 6})
+        other = replace(ring, hash=DATA, address=DATA, sequence_numbers={"AllReduce": 6})
+        one.communicators, one.operations = (counted, other), own
+    verdict = diagnose(looks(ranks, 8))
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED, verdict.summary
+    assert [culprit.rank for culprit in verdict.culprits] == [2]
