@@ -348,7 +348,7 @@ def has_moved(job: Job, wait: Wait) -> bool:
     if not is_begun(job, wait):
         return False
     end = wait.end if not wait.key.point_to_point else None
-    return end is None or is_ring(end.operation) or end.sub.done > 0 or _sends(job, wait.subject, end.operation) is True
+    return end is None or end.sub.done > 0 or _sends(job, wait.subject, end.operation) is True
 
 
 def _sends(job: Job, node: Node, operation: ProxyOperation, address: int | None = None) -> bool | None:

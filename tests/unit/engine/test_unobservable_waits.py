@@ -235,9 +235,18 @@ def ring_through_nodes(stopped: int) -> list[Rank]:
     return [Rank(rank, 4, (own(rank),), (operations[rank],)) for rank in range(4)]
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["alone", "another called ahead"])
 @pytest.mark.parametrize("stopped", [2, 3])
-def test_a_gpu_that_has_stopped_beside_another_by_nvlink_is_told_by_what_the_ring_moved_in_the_network(stopped: int) -> None:
-    verdict = diagnose(looks(ring_through_nodes(stopped), 8))
+def test_a_gpu_that_has_stopped_beside_another_by_nvlink_is_told_by_what_the_ring_moved(stopped: int, ahead: bool) -> None:
+    """Whoever is in the middle of one ring has not begun the next, also where nothing of its send shows."""
+    ranks = ring_through_nodes(stopped)
+    if ahead:
+        after = {"posted": 8, "received": 0, "delivered": 0, "consumed": 0, "comm_hash": DATA, "nsteps": 24}
+        unbegun = {"sent": 0, "done": 0, "produced": 0, "comm_hash": DATA, "nsteps": 24}
+        for one, more in zip(ranks, (recv(3, **after), send(2, **unbegun), recv(1, **after), send(0, **unbegun)), strict=True):
+            one.communicators += (replace(one.communicators[0], hash=DATA, address=DATA),)
+            one.operations += (more,)
+    verdict = diagnose(looks(ranks, 8))
     assert verdict.verdict_class is VerdictClass.HARDWARE, verdict.summary
     assert [culprit.rank for culprit in verdict.culprits] == [stopped]
     assert set(verdict.victims) == {0, 1, 2, 3} - {stopped}
