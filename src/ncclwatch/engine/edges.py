@@ -226,9 +226,6 @@ def _counters(end: End) -> str:
     return f"posted {sub.posted}, received {sub.received}, delivered {sub.transmitted}, consumed {sub.done}"
 
 
-# --- who lags in a ring of shared memory ------------------------------------------------------------------------------------
-
-
 def laggards(job: Job, rings: Mapping[int, Mapping[int, Ring]]) -> Iterator[Wait]:
     """Waits for ranks that lag in a ring of shared memory; ``rings``: as of :attr:`Case.rings`. O(connections).
 

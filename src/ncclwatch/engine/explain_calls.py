@@ -17,7 +17,7 @@ from ncclwatch.engine.redraw import before_is_open
 from ncclwatch.engine.stated import SHOWN
 from ncclwatch.model.cause import Cause
 from ncclwatch.model.job import Group
-from ncclwatch.model.joined import beside_unobserved, is_hidden
+from ncclwatch.model.joined import beside_unobserved, hides
 from ncclwatch.model.verdict import VerdictClass
 
 TIE = 0.5
@@ -74,7 +74,7 @@ def counts_differ(case: Case) -> Iterator[Hypothesis]:
     at_ends |= {wait.subject for sink in (*ends.unseen, *ends.links) for wait in sink.waits}
     indices = {node.index for node in at_ends if isinstance(node, RankNode)}
     if not case.waits.open:  # Where NVLink joins ranks, who waits in what does not show.
-        indices = {member.index for member in case.alive if any(map(is_hidden, member.last.communicators))}
+        indices = {member.index for member in case.alive if hides(member)}
     found = [seen for seen in case.facts.of(FactKind.CALLED_OTHER, Disagreement) if not indices.isdisjoint(seen.group.ranks)]
     suspects = [caller(seen.group, rank, None, Cause.COUNTED_OTHER, name) for seen in found for rank, name in seen.odd.items()]
     own = case.waits.of({one.index for one in suspects if one.index is not None}) if found else {}

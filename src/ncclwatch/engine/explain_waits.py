@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ncclwatch.engine.call_order import Deviation, deviation_facts, find_deviations
 from ncclwatch.engine.case import Case, Hypothesis, Suspect, naming, nobody, observed, peers
 from ncclwatch.engine.edges import PROXY_STALLS, SAID_BY_THE_OTHER, End, Stall, Wait, Why, told, wait_facts
-from ncclwatch.engine.evidence.base import AbsentNode, Fact, HiddenNode, LinkNode, Node, RankNode
+from ncclwatch.engine.evidence.base import AbsentNode, Fact, HiddenNode, LinkNode, RankNode
 from ncclwatch.engine.evidence.calls import called_less_often, lacks_calls
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.graph import Sink
@@ -17,16 +17,13 @@ from ncclwatch.engine.redraw import has_moved, is_begun
 from ncclwatch.model.cause import Cause
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.job import Job, Member, identity_of, launched
-from ncclwatch.model.joined import is_hidden
+from ncclwatch.model.joined import hides
 from ncclwatch.model.rings import CHUNK_STEPS, is_ring
 from ncclwatch.model.state import Direction, Transport
 from ncclwatch.model.verdict import LinkRef, VerdictClass
 
 NAMED_ABSENT = 8
 """Bound: unobserved ranks of a communicator that are named."""
-
-
-ONE_OF_THEM = "one of them has stopped; what joins them inside the node hides which"
 
 
 def sureness(case: Case) -> float:
@@ -75,14 +72,14 @@ def inside_node(case: Case) -> Iterator[Hypothesis]:
         or behind & (case.waits.waiting - doors)
     ):
         return
-    door = min(doors)
-    cause = _cause(case, job.member(door), Sink((RankNode(door),), job, stalls=stalls[door]))
     marks = [mark for index in sorted(doors) for mark in stalls[index]]
+    cause = _cause(case, job.member(door := min(doors)), Sink((RankNode(door),), job, stalls=stalls[door]))
+    supports = [*wait_facts(wait for sink in hidden for wait in sink.waits), *marks]
     yield naming(
         VerdictClass.NOT_ENTERED if cause in NOT_STARTED else VerdictClass.HARDWARE,
         [observed(job, job.member(index), (), stalls.get(index, marks), cause) for index in sorted(doors | behind)],
         case.waits.victims(hidden) | {index for node in nodes for index in job.groups[node.group_id].ranks}, 0.5,
-        [told(ONE_OF_THEM), *wait_facts(wait for sink in hidden for wait in sink.waits), *marks], tie=True,
+        [told("one of them has stopped; what joins them inside the node hides which"), *supports], tie=True,
     )  # fmt: skip
 
 
@@ -302,15 +299,11 @@ def _order(
     return naming(verdict_class, suspects, victims, confidence, [*supports, *wait_facts(inside)], tie=tie)
 
 
-def _is_hidden(job: Job, node: Node) -> bool:
-    return isinstance(node, RankNode) and any(map(is_hidden, job.member(node.index).last.communicators))
-
-
 def _is_of_orders(job: Job, sink: Sink) -> bool:
     several = len({wait.key.group for wait in sink.inside}) > 1 or any(wait.key.point_to_point for wait in sink.inside)
     # What may not have begun is no order where NVLink may hide what its rank waits for.
-    told = any(has_moved(job, wait) or not _is_hidden(job, wait.subject) for wait in sink.inside)
-    return several and told and any(is_begun(job, wait) for wait in sink.inside)
+    hidden = any(hides(job.member(node.index)) for node in sink.nodes if isinstance(node, RankNode))
+    return several and any((has_moved if hidden else is_begun)(job, wait) for wait in sink.inside)
 
 
 def _order_facts(job: Job, entered: dict[int, set[int]]) -> list[Fact]:

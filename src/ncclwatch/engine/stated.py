@@ -18,7 +18,7 @@ from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.patience import HANG_FLOOR_S, LONGEST_PATIENCE_S
 from ncclwatch.model.cause import Cause
 from ncclwatch.model.job import Group, Member
-from ncclwatch.model.joined import is_hidden
+from ncclwatch.model.joined import hides, is_hidden
 from ncclwatch.model.state import Communicator
 from ncclwatch.model.verdict import Culprit, VerdictClass
 
@@ -92,7 +92,7 @@ def _missed(case: Case) -> list[Member]:
     needed = {node.index for sink in case.waits.sinks if sink.waits for node in sink.nodes if isinstance(node, RankNode)}
     needed.update(*(case.job.groups[number].ranks for number in case.waits.collectives()))
     if case.still >= HANG_FLOOR_S:  # Of who waits for it between GPUs nothing is seen: whoever failed is taken to be needed.
-        needed |= {one.index for one in gone if one.info.key in case.known.failed and any(map(is_hidden, one.last.communicators))}
+        needed |= {one.index for one in gone if one.info.key in case.known.failed and hides(one)}
     return [member for member in gone if member.index in needed]
 
 

@@ -16,6 +16,11 @@ def is_hidden(communicator: Communicator) -> bool:
     return any(transport in INVISIBLE for _, _, _, transport in communicator.transports)
 
 
+def hides(member: Member) -> bool:
+    """Whether such a transport joins a process to any other."""
+    return any(map(is_hidden, member.last.communicators))
+
+
 def unseen_peers(communicator: Communicator) -> set[int]:
     """Peers joined to this rank by such a transport."""
     return {peer for _, peer, _, transport in communicator.transports if transport in INVISIBLE}

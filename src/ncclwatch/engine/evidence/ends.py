@@ -6,8 +6,9 @@ operation. Of a ring that goes through the network as well proxies tell that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -207,11 +208,19 @@ class _Inside:
             self._amid.add(peer.index)
             yield waits_for(self.job, group, peer, own.rank, Why.EMPTY, f"the last part, channel {channel}", channel=channel)
 
-    def _of(self, row: int, rank: int, *, sends: bool) -> Column:
+    def _of(self, row: int, rank: int, *, sends: bool) -> Sequence[int]:
         """Rows of a rank in the operation and on the channel of another."""
         t = self.transfers
-        same = (t.group == t.group[row]) & (t.channel == t.channel[row]) & (t.op_count == t.op_count[row])
-        return np.flatnonzero(same & (t.rank == rank) & (t.sends == sends))
+        return self._rows.get((int(t.group[row]), int(t.channel[row]), int(t.op_count[row]), rank, sends), ())
+
+    @cached_property
+    def _rows(self) -> dict[tuple[int, int, int, int, bool], list[int]]:
+        """Rows by communicator, channel, operation, rank and side. Made once, and only where NVLink hides something."""
+        t, found = self.transfers, defaultdict[tuple[int, int, int, int, bool], list[int]](list)
+        columns = [one.tolist() for one in (t.group, t.channel, t.op_count, t.rank, t.sends)]
+        for row, place in enumerate(zip(*columns, strict=True)):
+            found[place].append(row)
+        return found
 
     def _standing(self) -> list[int]:
         """GPUs that stand still in the network, behind which something inside their node may be found."""
@@ -267,7 +276,7 @@ class _Inside:
         if steps is None:
             yield self._possible(group, member, peer, channel)
             return
-        other = self.transfers.end(int(rows[0])).sub
+        other = self.transfers.end(rows[0]).sub
         taken, sent = (other.done, end.sub) if end.sends else (end.sub.done, other)
         lies = steps.between(taken, sent.transmitted if sent.gpu_ready is None else sent.gpu_ready)
         if lies.most < 0 and not end.sends:  # More was sent on than this one's proxy knows to be taken.
