@@ -303,6 +303,7 @@ def test_cost_classes(code: str, expected: CostClass) -> None:
 def test_a_child_finds_the_same_sites_and_they_are_kept(
     build: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(site_cache, "TIMEOUT_S", 250.0)  # At idle priority a child may have to wait long for a CPU.
     library, cache = build("kept", "-Wl,--build-id"), ImageCache(tmp_path / "programs")
     with ElfFile.open(library) as elf:
         expected = find_sites(elf)
