@@ -62,9 +62,10 @@ def inside_node(case: Case) -> Iterator[Hypothesis]:
     doors = {wait.subject.index for sink in hidden for wait in sink.waits if isinstance(wait.subject, RankNode)}
     behind = {member.index for node in nodes if (member := job.groups[node.group_id].holder(node.comm_rank)) is not None}
     stalls = {index: case.waits.stalls_of(index) for index in doors}
-    counts = {(node.group_id, launched(*held)) for node in nodes for held in job.groups[node.group_id].members.values()}
+    groups = {node.group_id for node in nodes}
+    counts = {(number, launched(*held)) for number in groups for held in job.groups[number].members.values()}
     known = {identity_of(own, own.rank) for index in doors | behind for _, own in job.held_by(job.member(index))}
-    level = len(counts) == len({node.group_id for node in nodes}) and all(count is not None for _, count in counts)
+    level = len(counts) == len(groups) and all(count is not None for _, count in counts)
     if (
         len({one[0] for one in known if one}) != 1
         or not level
@@ -78,7 +79,7 @@ def inside_node(case: Case) -> Iterator[Hypothesis]:
     yield naming(
         VerdictClass.NOT_ENTERED if cause in NOT_STARTED else VerdictClass.HARDWARE,
         [observed(job, job.member(index), (), stalls.get(index, marks), cause) for index in sorted(doors | behind)],
-        case.waits.victims(hidden) | {index for node in nodes for index in job.groups[node.group_id].ranks}, 0.5,
+        case.waits.victims(hidden) | {index for number in groups for index in job.groups[number].ranks}, 0.5,
         [told("one of them has stopped; what joins them inside the node hides which"), *supports], tie=True,
     )  # fmt: skip
 

@@ -111,9 +111,10 @@ def called_less(case: Case) -> Iterator[Wait]:
             for rank in behind[:MOST_PEERS]:
                 if idle or group.members[rank][0].index not in case.waits.busy:
                     yield _counted(case, group, own, rank, counts)
+    known = cache(lambda number: _counts(case.job.groups[number]))
     for node, wait in ((sink.nodes[0], wait) for sink in case.waits.ends.unseen for wait in sink.waits):
         if isinstance(node, HiddenNode) and isinstance(wait.subject, RankNode):  # Whom it may wait for has not called as much.
-            counts, own = _counts(case.job.groups[node.group_id]), case.job.groups[node.group_id].ranks[wait.subject.index]
+            counts, own = known(node.group_id), case.job.groups[node.group_id].ranks[wait.subject.index]
             if counts.get(node.comm_rank, 0) < counts.get(own, 0) and node.comm_rank in counts:
                 yield _counted(case, case.job.groups[node.group_id], own, node.comm_rank, counts)
 
