@@ -37,7 +37,7 @@ def sureness(case: Case) -> float:
 def unseen(case: Case) -> Iterator[Hypothesis]:
     """Every chain of waits ends where nothing was observed, or at a rank with nothing open beside one that was not observed."""
     ends = case.waits.ends
-    # A hidden rank is one that somebody may wait for; who does wait elsewhere need not wait for that one.
+    # A hidden rank counts only while somebody may wait for it who is not known to wait for another.
     hidden = [sink for sink in ends.unseen if sink.waits] or ends.unseen
     found = ends.beside_absent or [*hidden, *ends.cycles]
     if not case.waits.open or ((ends.ranks or ends.links) and not found):
@@ -65,13 +65,9 @@ def inside_node(case: Case) -> Iterator[Hypothesis]:
     groups = {node.group_id for node in nodes}
     counts = {(number, launched(*held)) for number in groups for held in job.groups[number].members.values()}
     known = {identity_of(own, own.rank) for index in doors | behind for _, own in job.held_by(job.member(index))}
+    one_node = len({one[0] for one in known if one}) == 1
     level = len(counts) == len(groups) and all(count is not None for _, count in counts)
-    if (
-        len({one[0] for one in known if one}) != 1
-        or not level
-        or not all(stalls.values())
-        or behind & (case.waits.waiting - doors)
-    ):
+    if not one_node or not level or not all(stalls.values()) or behind & (case.waits.waiting - doors):
         return
     marks = [mark for index in sorted(doors) for mark in stalls[index]]
     cause = _cause(case, job.member(door := min(doors)), Sink((RankNode(door),), job, stalls=stalls[door]))

@@ -103,18 +103,18 @@ def called_less(case: Case) -> Iterator[Wait]:
 
     What a rank shows may come after what it waits in: then for a peer that shows nothing. O(ranks at the end x their peers).
     """
+    counted = cache(lambda number: _counts(case.job.groups[number]))
     for member, idle in _may_wait_inside(case, unsure=True):
         for group, _ in _hidden_groups(case.job, member):
-            counts, own = _counts(group), group.ranks[member.index]
+            counts, own = counted(group.id), group.ranks[member.index]
             least = min(counts.values(), default=0)
             behind = [rank for rank, count in counts.items() if count == least < counts.get(own, least)]
             for rank in behind[:MOST_PEERS]:
                 if idle or group.members[rank][0].index not in case.waits.busy:
                     yield _counted(case, group, own, rank, counts)
-    known = cache(lambda number: _counts(case.job.groups[number]))
     for node, wait in ((sink.nodes[0], wait) for sink in case.waits.ends.unseen for wait in sink.waits):
         if isinstance(node, HiddenNode) and isinstance(wait.subject, RankNode):  # Whom it may wait for has not called as much.
-            counts, own = known(node.group_id), case.job.groups[node.group_id].ranks[wait.subject.index]
+            counts, own = counted(node.group_id), case.job.groups[node.group_id].ranks[wait.subject.index]
             if counts.get(node.comm_rank, 0) < counts.get(own, 0) and node.comm_rank in counts:
                 yield _counted(case, case.job.groups[node.group_id], own, node.comm_rank, counts)
 

@@ -21,7 +21,7 @@ from ncclwatch.collect.ledger import ALIKE, Ledger, Signature
 from ncclwatch.engine.edges import SAID_BY_THE_OTHER, End, Wait, Why
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source
 from ncclwatch.engine.transfers import Transfers
-from ncclwatch.model.columns import Column
+from ncclwatch.model.columns import Column, numbered
 from ncclwatch.model.job import Group, Job, Member, launched
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import OperationRef
@@ -245,9 +245,9 @@ class OpenCalls(Source):
         odd = [pair for senders, receivers in t.pairs() for pair in _disagreeing(t, senders, receivers)]
         for sender, receiver in sorted(odd):
             pairs[int(t.group[sender])].append((t.end(sender), t.end(receiver)))
-        for place, called in _otherwise_numbered(t):
-            if place not in pairs and any(len(set(ranks.values())) > 1 for ranks in called.values()):
-                yield self._numbered(case.job, t.groups[place], called)
+        for place, number, called in _otherwise_numbered(t):
+            if place not in pairs:
+                yield self._numbered(case.job, t.groups[place], number, called)
         for place, found in pairs.items():
             group, calls = t.groups[place], _open_calls(t, place)
             agree, lines = _vote(case.job, group, calls)
@@ -262,9 +262,8 @@ class OpenCalls(Source):
             lines = (*lines, *(_pair_text(case.job, *pair) for pair in found))
             yield Disagreement(kind=FactKind.OPEN_OTHER, subject=group.id, group=group, odd=names, how=how, lines=lines, tie=tie)
 
-    def _numbered(self, job: Job, group: Group, called: Mapping[int, Mapping[int, str]]) -> Disagreement:
-        """Of what ranks have open, by number and rank: who called under the first contested one what is called under no other."""
-        number = min(at for at, ranks in called.items() if len(set(ranks.values())) > 1)
+    def _numbered(self, job: Job, group: Group, number: int, called: Mapping[int, Mapping[int, str]]) -> Disagreement:
+        """Ranks have different collectives open under ``number``. The odd one called what nobody has open under any other."""
         elsewhere = {name for at, ranks in called.items() if at != number for name in ranks.values()}
         names = {rank: f"{name} #{number}" for rank, name in called[number].items()}
         agree, lines = _vote(job, group, names)
@@ -285,20 +284,24 @@ def _disagreeing(transfers: Transfers, senders: Column, receivers: Column) -> li
     return list(zip(senders[odd].tolist(), receivers[odd].tolist(), strict=True))
 
 
-def _otherwise_numbered(transfers: Transfers) -> Iterator[tuple[int, dict[int, dict[int, str]]]]:
-    """Places of communicators of which ranks have different collectives open under one number, with all that is open there; where
-    NCCL counts all calls alike (before 2.26: from then on ``opCount`` counts those of which a proxy takes part).
+def _otherwise_numbered(transfers: Transfers) -> Iterator[tuple[int, int, dict[int, dict[int, str]]]]:
+    """Communicators (by place) whose ranks have different collectives open under one number; the first such number; and what
+    each rank has open, by number. Only where NCCL numbers all calls alike: from 2.26 on ``opCount`` skips those without a proxy.
     """
     t = transfers
     rows = np.flatnonzero(~t.point_to_point & (t.rank >= 0))
-    kinds = np.unique(np.stack([column[rows] for column in (t.group, t.op_count, t.collective)]), axis=1)
-    for place in sorted(set(kinds[0, 1:][(kinds[:2, 1:] == kinds[:2, :-1]).all(axis=0)].tolist())):
+    operation, collective = numbered((t.group[rows], t.op_count[rows])), t.collective[rows]
+    first = np.empty(int(operation.max(initial=-1)) + 1, np.int64)
+    first[operation] = collective
+    for place in np.unique(t.group[rows][collective != first[operation]]).tolist():
         if not any(own.sequence_numbers for own in t.groups[place].views):
             called: dict[int, dict[int, str]] = defaultdict(dict)
             for row in rows[t.group[rows] == place].tolist():
-                operation = t.operation_of(row)
-                called[operation.sequence][int(t.rank[row])] = operation.collective
-            yield place, called
+                one = t.operation_of(row)
+                called[one.sequence][int(t.rank[row])] = one.collective
+            contested = [number for number, ranks in called.items() if len(set(ranks.values())) > 1]
+            if contested:
+                yield place, min(contested), called
 
 
 def _open_calls(transfers: Transfers, place: int) -> dict[int, str]:

@@ -196,7 +196,7 @@ class _Inside:
                 yield row
 
     def _last_part(self, row: int) -> Iterator[Wait]:
-        """Who has sent all of it and is to read its last part from such a rank by NVLink."""
+        """The next rank in the ring, by NVLink, if it has sent all: it still has to read what this one has yet to receive."""
         t, group, channel = self.transfers, self.transfers.group_of(row), int(self.transfers.channel[row])
         member, own = group.members[int(t.rank[row])]
         reader = next((ring.next for ring in own.rings if ring.channel == channel), own.rank)

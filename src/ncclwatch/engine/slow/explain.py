@@ -12,7 +12,7 @@ from ncclwatch.engine.slow.detect import ENOUGH, FEWEST_HEALTHY, LEAST_RATIO, Sl
 from ncclwatch.engine.slow.findings import Finding
 from ncclwatch.engine.slow.lateness import MOSTLY
 from ncclwatch.model.job import Group, Job, Member
-from ncclwatch.model.joined import is_hidden
+from ncclwatch.model.joined import hides
 from ncclwatch.model.next_steps import LOADER_TOO, RAISE_LIMIT, RAISE_LIMITS, SLOW_STEPS
 from ncclwatch.model.topology import DATA_WORDS, PARALLEL, Role, Topology
 from ncclwatch.model.verdict import (
@@ -107,7 +107,7 @@ def unlocated(job: Job, running: Verdict, slow: SlowDown) -> Verdict:
     least = ENOUGH * (LEAST_RATIO - 1)
     if slow.ratio < least or (slow.ratio < PLAIN_RATIO and slow.iterations < FEWEST_HEALTHY):
         return running
-    hidden = any(is_hidden(own) for member in job.members for own in member.last.communicators)
+    hidden = any(map(hides, job.members))
     why = "what NVLink and the like join waits unseen" if hidden else "no rank holds the others up more than its equals do"
     steps = ["compare clocks, power and temperature of all GPUs: `nvidia-smi -q -d CLOCK,PERFORMANCE`"]
     if hidden:

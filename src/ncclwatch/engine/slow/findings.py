@@ -20,7 +20,7 @@ from ncclwatch.engine.slow.profile import Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.job import Job, Member, identity_of
-from ncclwatch.model.joined import is_hidden
+from ncclwatch.model.joined import hides, is_hidden
 from ncclwatch.model.topology import Topology
 from ncclwatch.model.verdict import SlowKind as Kind
 
@@ -108,8 +108,8 @@ class Context:
 
 def context_of(job: Job, topology: Topology | None, cadences: Cadences) -> Context:
     """What is known of a job that was never seen to be healthy."""
-    node, hides = nodes(job), [any(is_hidden(own) for own in member.last.communicators) for member in job.members]
-    hidden = np.where(np.array(hides, np.bool_) & (not sees_everything(job)), node, -1)
+    node, unseen = nodes(job), np.array([hides(member) for member in job.members], np.bool_)
+    hidden = np.where(unseen & (not sees_everything(job)), node, -1)
     return Context(equals(job, topology, cadences), hosts(job), lost=None, node=node, hidden=hidden)
 
 
