@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from functools import partial
+from multiprocessing import active_children
 
 import pytest
 
-from ncclwatch.side_by_side import side_by_side
+from ncclwatch.side_by_side import apart, side_by_side
 
 
 def who(item: int) -> tuple[int, int]:
@@ -36,3 +38,36 @@ def test_one_cpu_or_one_chunk_is_worked_on_here(monkeypatch: pytest.MonkeyPatch)
     assert {process for _, process in side_by_side(who, range(3), chunk=4)} == {os.getpid()}
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     assert {process for _, process in side_by_side(who, range(9), chunk=2)} == {os.getpid()}
+
+
+def ends_at(item: int, *, ending: int) -> int:
+    if item == ending:
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+    return item
+
+
+def as_lost(item: int, code: int) -> int:
+    return -1000 * item + code
+
+
+@pytest.mark.parametrize("cpus", [{0}, {0, 1}])
+def test_what_ends_its_process_is_told_and_the_rest_is_done(monkeypatch: pytest.MonkeyPatch, cpus: set[int]) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cpus)
+    done = list(side_by_side(partial(ends_at, ending=5), range(8), chunk=2, lost=as_lost))
+    assert done == [0, 1, 2, 3, 4, -5000 - signal.SIGTERM, 6, 7]
+
+
+@pytest.mark.parametrize("ending", [0, 2])
+def test_work_apart_goes_on_behind_what_was_lost(ending: int) -> None:
+    done = list(apart(partial(ends_at, ending=ending), range(3), as_lost))
+    assert done == [-1000 * item - signal.SIGTERM if item == ending else item for item in range(3)]
+    assert list(apart(who, [], as_lost)) == []
+    assert os.getpid() not in {process for _, process in apart(who, range(3), lambda item, _: (item, 0))}
+
+
+def test_who_stops_asking_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = apart(partial(ends_at, ending=1), range(2), as_lost)
+    assert next(asked) == 0
+    asked.close()  # type: ignore[attr-defined]
+    assert active_children() == []

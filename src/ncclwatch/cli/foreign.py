@@ -20,7 +20,7 @@ from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.engine.verdict import severity
-from ncclwatch.errors import ExitStatus, UsageError
+from ncclwatch.errors import ExitStatus, TargetError, UsageError
 from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.ingest.base import Ingested, View
 from ncclwatch.ingest.folders import Found, Record, find, read
@@ -56,6 +56,8 @@ def foreign_among(paths: Sequence[Path], *, alone: bool) -> Found | None:
             for line in found.problems:
                 note(line)
             where = clean(str(folders[0]), 160)
+            if found.problems:
+                raise TargetError(f"{where} holds nothing that could be read", "see the lines above")
             raise UsageError(f"{where} holds no record of a tool that is known", "docs/ingest.md lists the formats")
         return None
     strange = [path for path in paths if path in found.unknown]

@@ -34,6 +34,7 @@ class FolderWatch:
         self.folder, self.settle_s = folder, settle_s
         self.problems: list[str] = []
         """What could not be read at the last look."""
+        self._gone = False
         self._marks: dict[Path, dict[Path, Mark]] = {}
         self._changed_s: dict[Path, float] = {}
         self._judged: dict[Path, dict[Path, Mark]] = {}
@@ -42,6 +43,10 @@ class FolderWatch:
     def look(self, now_s: float) -> Iterator[Judged]:
         """What is to be said now: of jobs that are new, and of those of which something else is to be said than before."""
         self.problems = []
+        gone = not self.folder.is_dir()
+        if gone and not self._gone:
+            self.problems.append(f"{clean(str(self.folder), 160)} is gone: waiting for it to come back")
+        self._gone = gone
         seen: dict[Path, dict[Path, Mark]] = defaultdict(dict)
         for file in files_in(self.folder):
             try:

@@ -8,6 +8,7 @@ be told from it stands in docs/flight-recorder.md.
 from __future__ import annotations
 
 import re
+import signal
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,12 +19,12 @@ from typing import overload
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.ingest.base import Format, Ingested, IngestError, View
-from ncclwatch.ingest.flight_recorder_file import looks_like_dump, read_dump
+from ncclwatch.ingest.flight_recorder_file import bounded_time, looks_like_dump, read_dump
 from ncclwatch.ingest.flight_recorder_job import FlightJob
 from ncclwatch.ingest.flight_recorder_rank import LEAST_KEPT, RankDump, State, read_rank
 from ncclwatch.ingest.flight_recorder_words import BEGUN, CALLED, ENDED, Wording, amend, with_lines
 from ncclwatch.model.verdict import Verdict, VerdictClass
-from ncclwatch.side_by_side import side_by_side
+from ncclwatch.side_by_side import apart, side_by_side
 from ncclwatch.text import clean, compressed
 
 MOST_WITH_PATTERNS = 32
@@ -121,7 +122,9 @@ def _read_job(prefix: str, files: dict[int, Path]) -> Ingested | list[str]:
     lists: dict[tuple[int, ...], tuple[int, ...]] = {}
     work = partial(_read_rank, least=LEAST_KEPT if len(files) <= MOST_WITH_PATTERNS else 0)
     named = sorted(files.items())
-    for found in side_by_side(work, named, chunk=CHUNK) if len(named) >= MANY_FILES else map(work, named):
+    # What is hostile may take its process with it.
+    many = len(named) >= MANY_FILES
+    for found in side_by_side(work, named, chunk=CHUNK, lost=_lost) if many else apart(work, named, _lost):
         if isinstance(found, IngestError):
             problems.append(str(found))
             continue
@@ -135,10 +138,20 @@ def _read_rank(named: tuple[int, Path], least: int) -> RankDump | IngestError:
     rank, file = named
     try:
         # The collector would walk all that a dump holds.
-        with collector_at_rest():
+        with collector_at_rest(), bounded_time(file):
             return read_rank(read_dump(file), rank, least)
     except IngestError as error:
         return error
+
+
+def _lost(named: tuple[int, Path], code: int) -> IngestError:
+    """What is told of a dump that ended the process which read it."""
+    name = clean(str(named[1]), 160)
+    if code == -signal.SIGXCPU:
+        return IngestError(f"{name}: it takes longer to read than a dump of its size", "it was made to, or is damaged")
+    return IngestError(
+        f"{name}: the process that read it ended (exit code {code})", "it ran out of memory, or the file was made to end it"
+    )
 
 
 def ingested_of(job: FlightJob, prefix: str, problems: Sequence[str] = (), notes: Sequence[str] = ()) -> Ingested:

@@ -9,11 +9,13 @@ without a single class, so none is allowed here.
 from __future__ import annotations
 
 import io
+import math
 import os
 import pickle
 import re
 import resource
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +36,10 @@ MOST_ENTRIES = 200_000
 FREE_BYTES, BYTES_A_BYTE = 128 << 20, 16
 """Bound: memory that reading one file may take, and more for each of its bytes: the smallest opcodes make objects of 64 bytes,
 and one opcode alone may ask for 64 GB (LONG_BINPUT, the unpickler's list of what it remembers).
+"""
+LONGEST_S, BYTES_A_SECOND = 10.0, 2 << 20
+"""Bound: CPU time that reading one file may take, and a second more for so many of its bytes (25 MB of a dump take one): the hash
+of tuples in tuples, each twice in the next, takes twice as long with each.
 """
 MOST_TUPLES = 50_000
 """Bound: opcodes that make tuples: the hash of tuples nested some 100,000 deep ends the interpreter. A dump has one an entry."""
@@ -174,6 +180,29 @@ def _interpreter_silent() -> Iterator[None]:
 
 def _ignore(*_: object) -> None:
     """The failure itself is raised, and told."""
+
+
+@contextmanager
+def bounded_time(path: Path) -> Iterator[None]:
+    """Within this block SIGXCPU ends the process where it takes longer than a dump of this size may. For a process that was begun
+    for the work.
+    """
+    try:
+        size = min(path.stat().st_size, LONGEST_BYTES)
+    except OSError:
+        size = 0
+    before = resource.getrlimit(resource.RLIMIT_CPU)
+    limits = [
+        time.process_time() + LONGEST_S + size / BYTES_A_SECOND,
+        *(each for each in before if each != resource.RLIM_INFINITY),
+    ]
+    # Its memory is nobody's business.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(min(limits)), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CPU, before)
 
 
 @contextmanager

@@ -55,14 +55,18 @@ def _folder() -> Path:
 
 def _judge_dump(data: bytes) -> None:
     from ncclwatch.cli.foreign import judge_ingested
-    from ncclwatch.ingest.flight_recorder import FlightRecorder
+    from ncclwatch.ingest.flight_recorder import FlightRecorder, ingested_of
+    from ncclwatch.ingest.flight_recorder_file import read_dump
+    from ncclwatch.ingest.flight_recorder_job import FlightJob
+    from ncclwatch.ingest.flight_recorder_rank import read_rank
 
     files = [_folder() / "fr_0", _folder() / "fr_1"]
     files[1].write_bytes(data)
     FlightRecorder().recognises(data[:4096], files[1])
-    for ingested in FlightRecorder().read(files):
-        for verdict in judge_ingested(ingested):
-            verdict.to_json()
+    # In this process, whose coverage guides: by default dumps are read by another one.
+    ranks = [read_rank(read_dump(file), rank) for rank, file in enumerate(files)]
+    for verdict in judge_ingested(ingested_of(FlightJob(ranks, set()), "fr_")):
+        verdict.to_json()
 
 
 def _archives() -> list[bytes]:

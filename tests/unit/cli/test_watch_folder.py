@@ -80,3 +80,17 @@ def test_the_command_ends_with_the_first_verdict(tmp_path: Path, capsys: pytest.
     assert run(["watch-folder", str(tmp_path), "--once", "--settle", "0", "--interval", "0.05"]) == 0
     assert "rank 3" in capsys.readouterr().out
     assert run(["watch-folder", str(tmp_path / "none")]) == 2
+
+
+def test_a_folder_that_goes_is_told_once_and_seen_when_it_is_back(tmp_path: Path) -> None:
+    folder = tmp_path / "dumps"
+    folder.mkdir()
+    watched, told = FolderWatch(folder, 0.0), []
+    folder.rmdir()
+    for at in (0.0, 1.0):
+        assert named(watched, at) == []
+        told += watched.problems
+    assert len(told) == 1
+    assert "is gone" in told[0]
+    hung(1).write(folder)
+    assert [named(watched, at) for at in (2.0, 3.0)] == [[], [[1]]]

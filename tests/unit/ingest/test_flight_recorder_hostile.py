@@ -155,7 +155,7 @@ def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path, capsys: pytest.Cap
     folder = tmp_path / "dumps"
     folder.mkdir()
     (folder / "fr_1").symlink_to("/proc/self/mem")
-    assert run(["diagnose", str(folder)]) == 2
+    assert run(["diagnose", str(folder)]) == 3
     assert "fr_1: Input/output error" in capsys.readouterr().err
     job = Dumps(2)
     job.all_call(times=4)
@@ -178,6 +178,26 @@ def test_a_name_of_tuples_in_tuples_is_not_hashed(tmp_path: Path) -> None:
         dump = read_dump(written(tmp_path, pickle.dumps({**a_dump(), "entries": [entry]}, 2)))
         with pytest.raises(IngestError, match="is no entry"):
             read_rank(dump, 0)
+
+
+def test_a_dump_that_would_take_for_ever_is_told_and_the_others_are_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tuples in tuples as the key of a dictionary: the unpickler itself asks for their hash."""
+    monkeypatch.setattr(flight_recorder_file, "LONGEST_S", 1.0)
+    job = Dumps(4)
+    job.all_call(times=5)
+    for rank in (1, 2):
+        job.call(rank, state="started")
+    job.write(tmp_path, prefix="fr_", without=[3])
+    endless = HEAD + b"K\x01\x85q\x01" + b"h\x01h\x01\x86q\x01" * 60 + b"K\x01X\x07\x00\x00\x00entries]u."
+    written(tmp_path, endless, rank=3)
+    assert run(["diagnose", "--exit-code", str(tmp_path)]) == 10
+    told = capsys.readouterr()
+    assert "rank 0" in told.out
+    assert "fr_3: it takes longer to read" in told.err
+    assert "the dump of rank 3, which could not be read" in told.out
+    assert run(["diagnose", str(tmp_path / "fr_3")]) == 3
 
 
 def test_what_a_name_does_not_tell_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,7 @@ class Calls(Source):
             yield "replays of CUDA graphs: no calls are seen of what was captured before calls were recorded; proxy steps are"
         unaligned = sum(len(finding.unaligned) for finding in case.findings.values())
         if unaligned:
-            yield f"{unaligned} ranks whose calls cannot be lined up with those of their peers"
+            yield f"{unaligned} rank{'s' if unaligned > 1 else ''} whose calls cannot be lined up with those of their peers"
 
 
 def _behind_text(job: Job, group: Group, finding: CallsFinding) -> str:
