@@ -340,7 +340,8 @@ def _members(dump: Dump) -> dict[str, tuple[int, ...]]:
 @lru_cache(maxsize=MOST_GROUPS)
 def _numbers(text: str) -> tuple[int, ...]:
     """``[0, 1, 2]``: the same text in the dumps of all ranks of a group, which then share one tuple."""
-    return _checked([int(part) for part in text.strip("[] ").split(",") if part.strip().isdecimal() and len(part) < 12])
+    parts = (part.strip() for part in text.strip("[] ").split(","))
+    return _checked([int(part) for part in parts if part.isdecimal() and len(part) < 12])
 
 
 def _checked(numbers: Any) -> tuple[int, ...]:
@@ -360,7 +361,7 @@ def _enqueued(dump: Dump, ids: Mapping[int, GroupName]) -> dict[str, int]:
     found = {}
     for number, group in ids.items():
         count = dump.status.get(str(number), {}).get("last_enqueued_collective")
-        count = int(count) if isinstance(count, str) and count.lstrip("-").isdecimal() and len(count) < 20 else count
+        count = int(count) if isinstance(count, str) and count.removeprefix("-").isdecimal() and len(count) < 20 else count
         if type(count) is int and 0 <= count < NS:
             found[group.name] = count
     return found

@@ -200,6 +200,15 @@ def test_a_dump_that_would_take_for_ever_is_told_and_the_others_are_judged(
     assert run(["diagnose", str(tmp_path / "fr_3")]) == 3
 
 
+def test_text_that_is_nearly_a_number_is_none(tmp_path: Path) -> None:
+    """What Python takes for a space or a sign is not always one to ``int``."""
+    config = {"0": {"name": "0", "desc": "", "ranks": "[0, 1\x1d]"}}
+    status = {"0": {"last_enqueued_collective": "--1"}}
+    dump = read_dump(written(tmp_path, pickle.dumps({**a_dump(), "pg_config": config, "pg_status": status}, 2)))
+    assert read_rank(dump, 0).members == {"0": (0, 1)}
+    assert read_rank(dump, 0).enqueued == {}
+
+
 def test_what_a_name_does_not_tell_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "dump").write_bytes(pickle.dumps(a_dump(), 2))
     assert run(["diagnose", str(tmp_path / "dump")]) == 3
