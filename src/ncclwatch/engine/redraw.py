@@ -28,9 +28,10 @@ from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, Node, RankNod
 from ncclwatch.engine.evidence.calls import CallsFinding, operation_of
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.evidence.kernel import Census
-from ncclwatch.engine.graph import Sink, Waits, components
+from ncclwatch.engine.graph import Sink, Waits
 from ncclwatch.engine.stated import errors_of
 from ncclwatch.model.device import KernelState
+from ncclwatch.model.digraph import components
 from ncclwatch.model.job import Group, Job, Member, launched
 from ncclwatch.model.joined import has_arrived, is_hidden, neighbours, unseen_peers
 from ncclwatch.model.rings import RING_ENDS_RECEIVING, is_ring, ring_places

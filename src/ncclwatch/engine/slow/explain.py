@@ -95,7 +95,7 @@ def verdict(job: Job, judgement: Judgement, topology: Topology | None = None) ->
         communicator=link.reference if link is not None else None,
         stage=culprits[0].stage if culprits else "", link=link.link if link is not None else None, since=judgement.since,
         time=max(member.last.wall_ns for member in job.members) / 1e9, confidence=min(SUREST, round(findings[0].confidence, 2)),
-        evidence=_evidence(told, judgement), unobserved=_unobserved(job, judgement),
+        evidence=_evidence(told, judgement), unobserved=_unobserved(job, told, judgement),
         next_steps=tuple(dict.fromkeys(step for one in told for step in one.next_steps())),
         planes=tuple(plane for plane, known in planes.items() if known),
         rules=tuple(dict.fromkeys(finding.rule for finding in findings if finding.rule)), trail=tuple(_trail(told, members)),
@@ -285,8 +285,10 @@ def _evidence(told: Sequence[_Told], judgement: Judgement) -> tuple[str, ...]:
     return (*lines[: MOST_LINES - len(judgement.gpus.paths)], *judgement.gpus.paths)
 
 
-def _unobserved(job: Job, judgement: Judgement) -> tuple[str, ...]:
-    lines = list(judgement.gpus.unobserved)
+def _unobserved(job: Job, told: Sequence[_Told], judgement: Judgement) -> tuple[str, ...]:
+    tied = [one for one in told if len(one.blamed) > 1 and one.finding.kind is Kind.COMPUTE and all(map(hides, one.blamed))]
+    lines = [f"which of {one.names} it is: what joins them inside the node hides that" for one in tied]
+    lines += judgement.gpus.unobserved
     if not judgement.gpus.told:
         lines.append("when GPUs begin and end is inferred from NCCL's counters; kernels themselves are not timed")
     if missing := sum(len(group.missing) for group in job.groups.values()):

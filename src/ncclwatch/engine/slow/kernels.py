@@ -113,7 +113,9 @@ def _has_begun(own: Communicator | None, operation: ProxyOperation) -> bool | No
             return True
     if receives:
         return _has_written(own, operation) if own is not None and operation.algorithm == "Ring" else None
-    return False if any(sub.gpu_ready is not None and sub.posted > 0 for sub in operation.subs) else None
+    # In a tree all but a leaf receive first (``runTreeUpDown``, src/device/all_reduce.h): whom they wait for tells.
+    free = operation.algorithm != "Tree" and any(sub.gpu_ready is not None and sub.posted > 0 for sub in operation.subs)
+    return False if free else None
 
 
 def _has_written(own: Communicator, operation: ProxyOperation) -> bool | None:

@@ -119,7 +119,7 @@ def _add_holds(profile: Profile, look: Look, index: Mapping[ProcessKey, int]) ->
             at = index[hold.process]
             profile.hold[hold.part][at] += hold.weight
             profile.operations[hold.process][hold.group, hold.operation] += 1
-            if hold.weight >= least:
+            if hold.weight * hold.among >= least:
                 held.add((hold.part, at))
     for process, text in look.passes.items():
         profile.passes[process][text] += 1

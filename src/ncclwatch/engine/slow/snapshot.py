@@ -19,17 +19,8 @@ from numpy.typing import NDArray
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.conflicts import StageOf
 from ncclwatch.engine.edges import PROXY_STALLS, Wait, Why, laggards
-from ncclwatch.engine.evidence.base import (
-    AbsentNode,
-    Fact,
-    FactColumns,
-    FactKind,
-    HiddenNode,
-    LinkNode,
-    Node,
-    RankNode,
-)
-from ncclwatch.engine.graph import Waits
+from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactColumns, FactKind, HiddenNode, LinkNode, Node, RankNode
+from ncclwatch.engine.graph import Sink, Waits
 from ncclwatch.engine.slow.kernels import Kernels, OrderOf, awaited_inside, read_kernels
 from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.model.identity import ProcessKey
@@ -76,6 +67,8 @@ class Hold:
     link: LinkPlace | None = None
     operation: str = ""
     group: int = 0
+    among: int = 1
+    """Of how many it is one: their weights add up to what one of them holds up."""
 
 
 class Activity(IntEnum):
@@ -146,17 +139,21 @@ def take_look(
         for sink in waits.sinks if sink.waits or sink.inside
     ]  # fmt: skip
     reached = Counter(rank for _, ranks in sinks for rank in ranks)
-    holds: list[Hold] = []
+    holds, veiled = list[Hold](), set[int]()
     for sink, ranks in sinks:
         weight = sum(1.0 / reached[rank] for rank in ranks) / len(job.members) / len(sink.nodes)
         stalled, among = {RankNode(mark.member.index) for mark in sink.stalls if mark.stall in PROXY_STALLS}, defaultdict(list)
         for wait in (*sink.waits, *sink.inside):
             among[wait.object].append(wait)
         rest = sink.waits or sink.inside
-        holds += [_hold(job, node, among[node] or rest, weight, stalled, inside) for node in sink.nodes if node not in doubtful]
+        veil, ends = _veiled(job, sink), [node for node in sink.nodes if node not in doubtful]
+        veiled.update(veil)
+        for at in veil:
+            holds.append(Hold(Part.GPU, weight / len(veil), job.member(at).info.key, group=rest[0].key.group, among=len(veil)))
+        holds += [_hold(job, node, among[node] or rest, weight, stalled, inside) for node in ends if not veil]
     time, size = max(member.last.wall_ns for member in job.members) / 1e9, len(job.members)
     cpu_times = {member.info.key: times for member in job.members if (times := _cpu_times(member.last)) is not None}
-    activities, inferred = _activities(job, waits, kernels, doubtful, inside)
+    activities, inferred = _activities(job, waits, kernels, doubtful, inside, veiled)
     return Look(time, size, tuple(holds), activities, cpu_times, _passes(job, kernels, holds, stage_of), inferred)
 
 
@@ -195,10 +192,18 @@ def _cpu_times(sample: ProcessSample) -> CpuTimes | None:
     return CpuTimes(sample.time_ns / 1e9, sample.run_queue_wait_ns / 1e9, sample.cpu_time_ns / 1e9, *limit)
 
 
+def _veiled(job: Job, sink: Sink) -> list[int]:
+    """Indices of a hidden rank where waits end, and of those that may wait for it: one of them works, and NVLink hides which."""
+    node, doors = sink.nodes[0], {wait.subject.index for wait in sink.waits if isinstance(wait.subject, RankNode)}
+    hidden = job.groups[node.group_id].holder(node.comm_rank) if isinstance(node, HiddenNode) else None
+    return sorted({hidden.index, *doors}) if hidden is not None else []
+
+
 def _activities(
-    job: Job, waits: Waits, kernels: Mapping[int, Kernels], doubtful: Collection[Node], inside: Collection[int]
-) -> tuple[dict[ProcessKey, Activity], frozenset[ProcessKey]]:
-    """What each rank does, and for whom that is only inferred."""
+    job: Job, waits: Waits, kernels: Mapping[int, Kernels], doubtful: Collection[Node], inside: Collection[int],
+    veiled: Collection[int],
+) -> tuple[dict[ProcessKey, Activity], frozenset[ProcessKey]]:  # fmt: skip
+    """What each rank does, and for whom that is only inferred. One of those who are ``veiled`` works."""
     waiting: dict[int, set[bool]] = defaultdict(set)  # for ranks (False), links (True)
     subjects, objects = waits.waits.subject.tolist(), waits.waits.object.tolist()
     awaited = set(objects)
@@ -210,7 +215,9 @@ def _activities(
     for member in job.members:
         at, within, activity = member.index, kernels[member.index].current, Activity.UNKNOWN
         unsure = not waiting[at] and RankNode(at) in doubtful
-        if within is not None:
+        if at in veiled and not within:
+            activity = Activity.COMPUTES
+        elif within is not None:
             # What is queued for the network and has not begun may come after an operation of shared memory.
             activity = Activity.WAITS if False in waiting[at] else Activity.TRANSFERS if within else Activity.COMPUTES
         elif _is_idle(member) and only_network(member):
@@ -222,7 +229,8 @@ def _activities(
             # nobody is at work, of the rest nothing is known.
             activity = Activity.COMPUTES
         found[member.info.key] = Activity.UNKNOWN if unsure else activity
-        if not (unsure or within or only_network(member)):  # it may be in an operation of shared memory, which does not show
+        # It may be in an operation of shared memory, or behind NVLink, which does not show.
+        if not (unsure or within or (only_network(member) and at not in veiled)):
             inferred.add(member.info.key)
     return found, frozenset(inferred)
 

@@ -1,4 +1,4 @@
-"""Graph helpers against networkx, which is the reference."""
+"""Directed graphs against networkx, which is the reference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from ncclwatch.engine.graph import adjacency, components, final_components, reaching
+from ncclwatch.model.digraph import adjacency, components, final_components, reaching
 
 
 @pytest.mark.parametrize("seed", range(20))
