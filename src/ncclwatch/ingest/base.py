@@ -6,6 +6,7 @@ time is made up, no count filled in. Files are untrusted: what is read of them i
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +19,17 @@ from ncclwatch.model.verdict import Verdict
 
 HEAD_BYTES = 4096
 """Bytes from the beginning of a file by which its format is told."""
+NEWEST_S = 1 << 33
+"""Bound: seconds since the epoch (the year 2242): nanoseconds are kept in 63 bits."""
 
 
 class IngestError(TargetError):
     """A file of another tool that cannot be read; the message names the file and the place in it."""
+
+
+def changed_ns(status: os.stat_result) -> int:
+    """When a file was changed last, CLOCK_REALTIME; a file may bring any time with it."""
+    return min(max(status.st_mtime_ns, 0), NEWEST_S * 1_000_000_000)
 
 
 def unchanged(verdict: Verdict) -> Verdict:

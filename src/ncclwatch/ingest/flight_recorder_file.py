@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 from ncclwatch.gc_pause import collector_at_rest
-from ncclwatch.ingest.base import IngestError
+from ncclwatch.ingest.base import IngestError, changed_ns
 from ncclwatch.text import clean
 
 LONGEST_BYTES = 64 << 20
@@ -109,7 +109,7 @@ def read_dump(path: Path) -> Dump:
         raise IngestError(f"{name}: it asks for more memory than a dump of {len(data)} bytes needs") from error
     except Exception as error:
         raise IngestError(f"{name} is damaged or cut off: {clean(str(error) or type(error).__name__, 120)}") from error
-    return _checked(path, name, found, status.st_mtime_ns)
+    return _checked(path, name, found, changed_ns(status))
 
 
 def unpickled(data: bytes) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.collect.batch import NodeBatch, PlaneState
-from ncclwatch.ingest.base import HEAD_BYTES, Format, Ingested, IngestError
+from ncclwatch.ingest.base import HEAD_BYTES, Format, Ingested, IngestError, changed_ns
 from ncclwatch.ingest.moment import CONFIDENCE, STANDSTILL_S, UNTOLD
 from ncclwatch.ingest.nccl_log_lines import (
     COUNTED,
@@ -67,7 +67,7 @@ class NcclLog(Format):
             try:
                 with path.open("rb") as file:
                     reader.take(_lines(file))
-                written = max(written, path.stat().st_mtime_ns)
+                written = max(written, changed_ns(path.stat()))
             except OSError as error:
                 problems.append(f"{path}: {error.strerror or error}")
         reader.finish()

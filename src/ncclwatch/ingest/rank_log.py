@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.ingest.base import Format, Ingested, IngestError
+from ncclwatch.ingest.base import Format, Ingested, IngestError, changed_ns
 from ncclwatch.ingest.rank_log_groups import Found, LoggedRanks, Shared, chains_of, join
 from ncclwatch.ingest.rank_log_lateness import Lateness, name_latest, name_past
 from ncclwatch.ingest.rank_log_layout import HIGHEST_WORLD, Layout, beside
@@ -213,7 +213,7 @@ def _written(status: os.stat_result) -> int:
     original.
     """
     copied = status.st_ctime_ns - status.st_mtime_ns > 2 * SECOND
-    return status.st_mtime_ns if copied else max(status.st_mtime_ns, time.time_ns())
+    return changed_ns(status) if copied else max(changed_ns(status), time.time_ns())
 
 
 def quiet_until(logs: dict[int, _Log], end_ns: int) -> int:

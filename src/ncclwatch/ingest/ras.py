@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ncclwatch.ingest.base import Format, Ingested, IngestError
+from ncclwatch.ingest.base import Format, Ingested, IngestError, changed_ns
 from ncclwatch.ingest.ras_answer import MAX_BYTES, RasAnswer
 from ncclwatch.ingest.ras_json import parse_json
 from ncclwatch.ingest.ras_records import jobs_of
@@ -38,7 +38,7 @@ class Ras(Format):
         failed: list[IngestError] = []
         for path in files:
             try:
-                answers.append(parse_answer(_bytes_of(path), str(path), path.stat().st_mtime))
+                answers.append(parse_answer(_bytes_of(path), str(path), changed_ns(path.stat()) / 1e9))
             except IngestError as error:
                 failed.append(error)
         if failed and not answers:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from ncclwatch.ingest.base import IngestError
+from ncclwatch.ingest.base import NEWEST_S, IngestError
 from ncclwatch.ingest.ras_answer import (
     MAX_NAMED,
     MAX_RANKS,
@@ -125,9 +125,10 @@ def _decode(body: bytes) -> _Answer:
 def _stamp(text: str) -> float | None:
     """Seconds since the epoch, of a time in the time zone of the job's node: taken for ours."""
     try:
-        return time.mktime(time.strptime(text, _TIME))
+        found = time.mktime(time.strptime(text, _TIME))
     except (ValueError, OverflowError):
         return None
+    return found if 0 <= found <= NEWEST_S else None
 
 
 def _communicator(one: _Communicator, place: int, answer: RasAnswer) -> RasCommunicator | None:
