@@ -12,6 +12,8 @@ import sys
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import sub
 from typing import TextIO
 
 # ECMA-48: CSI and two-byte escapes, OSC/DCS/PM/APC strings up to their terminator (or the end of the text).
@@ -58,7 +60,7 @@ def _range(start: int, last: int | None) -> str:
 def compressed(ranks: Iterable[int]) -> str:
     """A rank set as ``0-3,8``; a regular one as ``0-28/4`` (from, to, step); negative numbers are unknown ranks."""
     wanted = list(ranks)
-    known = sorted(rank for rank in wanted if rank >= 0)
+    known = sorted([rank for rank in wanted if rank >= 0])
     unknown = len(wanted) - len(known)
     parts = [_run_text(run) for run in _runs(known)]
     if unknown:
@@ -66,28 +68,25 @@ def compressed(ranks: Iterable[int]) -> str:
     return ",".join(parts)
 
 
-def _runs(ranks: Sequence[int]) -> list[list[int]]:
-    """Greedy runs of equal distance; a step other than 1 only for three ranks and more."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        last = runs[-1] if runs else []
-        if len(last) == 1 or (last and rank - last[-1] == last[1] - last[0]):
-            last.append(rank)
-        elif len(last) == 2 and last[1] - last[0] != 1:
-            # Two ranks alone make a run only when they are neighbours or everything else is spaced alike.
-            runs[-1:] = [[last[0]], [last[1], rank]]
-        else:
-            runs.append([rank])
-    return runs
+def _runs(ranks: Sequence[int]) -> list[Sequence[int]]:
+    """Greedy runs of equal distance: two neighbours or more, or three with another distance. O(ranks), few steps of Python."""
+    runs, start, end = list[Sequence[int]](), 0, 0
+    for distance, same in groupby(map(sub, ranks[1:], ranks)):
+        end += len(list(same))
+        if end - start >= (1 if distance == 1 else 2):
+            runs.append(ranks[start : end + 1])
+            start = end + 1
+        elif end > start:
+            runs.append(ranks[start:end])
+            start = end
+    return [*runs, ranks[start:]] if start < len(ranks) else runs
 
 
 def _run_text(run: Sequence[int]) -> str:
     if len(run) == 1:
         return str(run[0])
     step = run[1] - run[0]
-    if step == 1:
-        return f"{run[0]}-{run[-1]}"
-    return f"{run[0]},{run[1]}" if len(run) == 2 else f"{run[0]}-{run[-1]}/{step}"
+    return f"{run[0]}-{run[-1]}" + (f"/{step}" if step != 1 else "")
 
 
 def ranks(numbers: Sequence[int]) -> str:

@@ -81,7 +81,7 @@ class Group:
         """Its members' views of it."""
         return [own for _, own in self.members.values()]
 
-    @property
+    @cached_property
     def missing(self) -> list[int]:
         """Ranks of the communicator that no observed process holds."""
         return [rank for rank in range(self.nranks) if rank not in self.members]

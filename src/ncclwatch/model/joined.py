@@ -33,6 +33,21 @@ def hidden_on(communicator: Communicator, channel: int) -> set[int]:
     return {peer for peer in peers if not is_seen(communicator, channel, peer)}
 
 
+def veiled(group: Group, rank: int) -> set[int]:
+    """Processes, by their number in the job, that such transports join to one rank of a communicator, also through others, and
+    that one. O(connections).
+    """
+    ranks = [rank]
+    for one in ranks:
+        own = group.members[one][1] if one in group.members else None
+        ranks += {peer for channel in _channels(own) for peer in hidden_on(own, channel)}.difference(ranks) if own else ()
+    return {group.members[one][0].index for one in ranks if one in group.members}
+
+
+def _channels(communicator: Communicator) -> set[int]:
+    return {channel for channel, _, _, _ in communicator.transports}
+
+
 def neighbours(communicator: Communicator) -> set[int]:
     """Those beside this rank in any of its rings."""
     return {neighbour for ring in communicator.rings for neighbour in (ring.prev, ring.next)}

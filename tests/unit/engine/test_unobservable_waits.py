@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -262,27 +263,36 @@ def test_who_called_something_else_is_named_where_nvlink_hides_what_is_open(odd:
     assert [culprit.rank for culprit in verdict.culprits] == named
 
 
-def tree_over_nodes(called: tuple[int, int, int, int], hosts: tuple[int, int, int, int] = (1, 1, 2, 2)) -> list[Rank]:
-    """One tree over two nodes, rank 0 its root: rank 2 has sent nothing up, and rank 3 is below it, joined by NVLink."""
+def tree_over_nodes(
+    called: Sequence[int] = (6, 6, 6, 6), hosts: Sequence[int] = (), a_node: int = 2
+) -> list[Rank]:  # fmt: skip
+    """One tree over two nodes, rank 0 its root: the first rank of the other node has sent nothing up. In each node ranks are one
+    below the other, joined by NVLink.
+    """
+    world, hosts = 2 * a_node, hosts or (1,) * a_node + (2,) * a_node
 
     def own(rank: int) -> Communicator:
-        peers = tuple(PeerInfo(other, host_hash=hosts[other], pid_hash=other) for other in range(4))
-        beside = [(rank ^ 1, Transport.P2P)] + [((rank + 2) % 4, Transport.NET)] * (rank % 2 == 0)
+        peers = tuple(PeerInfo(other, host_hash=hosts[other], pid_hash=other) for other in range(world))
+        first = rank % a_node == 0
+        above, below = [] if first else [rank - 1], [] if (rank + 1) % a_node == 0 else [rank + 1]
+        beside = [(other, Transport.P2P) for other in above + below] + [((rank + a_node) % world, Transport.NET)] * first
         links = tuple((0, peer, way, transport) for peer, transport in beside for way in (Direction.SEND, Direction.RECV))
-        made = communicator(rank, 4)
-        rings = (replace(made.rings[0], parent=(-1, 0, 0, 2)[rank]),)
-        return replace(made, peers=peers, rings=rings, transports=links, sequence_numbers={"AllReduce": called[rank]})
+        made = communicator(rank, world)
+        rings = (replace(made.rings[0], parent=-1 if rank == 0 else 0 if first else rank - 1),)
+        counted = {"AllReduce": called[rank] if rank < len(called) else called[-1]}
+        return replace(made, peers=peers, rings=rings, transports=links, sequence_numbers=counted)
 
-    open_ = {0: (waiting_in_tree(2, WORLD, 0), unsent(2, WORLD)), 2: (waiting_in_tree(0, WORLD, 0), unsent(0, WORLD))}
-    return [Rank(rank, 4, (own(rank),), open_.get(rank, ())) for rank in range(4)]
+    open_ = {one: (waiting_in_tree(other, WORLD, 0), unsent(other, WORLD)) for one, other in ((0, a_node), (a_node, 0))}
+    return [Rank(rank, world, (own(rank),), open_.get(rank, ())) for rank in range(world)]
 
 
-def test_a_tree_that_gets_nothing_from_a_node_names_the_gpus_of_that_node() -> None:
+@pytest.mark.parametrize("a_node", [2, 8])
+def test_a_tree_that_gets_nothing_from_a_node_names_the_gpus_of_that_node(a_node: int) -> None:
     """A child sends up before it receives: nothing but its own GPU, or one below it, can hold it up."""
-    verdict = diagnose(looks(tree_over_nodes((6, 6, 6, 6)), 8))
+    verdict = diagnose(looks(tree_over_nodes(a_node=a_node), 8))
     assert verdict.verdict_class is VerdictClass.NOT_ENTERED, verdict.summary
-    assert [culprit.rank for culprit in verdict.culprits] == [2, 3]
-    assert verdict.confidence == 0.5 and set(verdict.victims) == {0, 1}
+    assert [culprit.rank for culprit in verdict.culprits] == list(range(a_node, 2 * a_node))
+    assert verdict.confidence == 0.5 and set(verdict.victims) == set(range(a_node))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from ncclwatch.engine.slow.kernels import Kernels, OrderOf, awaited_inside, read
 from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.job import Job, Member
+from ncclwatch.model.joined import veiled
 from ncclwatch.model.state import Direction, OpPhase, ProcessSample, Transport
 from ncclwatch.model.topology import pass_text
 
@@ -139,21 +140,21 @@ def take_look(
         for sink in waits.sinks if sink.waits or sink.inside
     ]  # fmt: skip
     reached = Counter(rank for _, ranks in sinks for rank in ranks)
-    holds, veiled = list[Hold](), set[int]()
+    holds, unseen = list[Hold](), set[int]()
     for sink, ranks in sinks:
         weight = sum(1.0 / reached[rank] for rank in ranks) / len(job.members) / len(sink.nodes)
         stalled, among = {RankNode(mark.member.index) for mark in sink.stalls if mark.stall in PROXY_STALLS}, defaultdict(list)
         for wait in (*sink.waits, *sink.inside):
             among[wait.object].append(wait)
         rest = sink.waits or sink.inside
-        veil, ends = _veiled(job, sink), [node for node in sink.nodes if node not in doubtful]
-        veiled.update(veil)
+        veil, ends = _behind(waits, sink), [node for node in sink.nodes if node not in doubtful]
+        unseen.update(veil)
         for at in veil:
             holds.append(Hold(Part.GPU, weight / len(veil), job.member(at).info.key, group=rest[0].key.group, among=len(veil)))
         holds += [_hold(job, node, among[node] or rest, weight, stalled, inside) for node in ends if not veil]
     time, size = max(member.last.wall_ns for member in job.members) / 1e9, len(job.members)
     cpu_times = {member.info.key: times for member in job.members if (times := _cpu_times(member.last)) is not None}
-    activities, inferred = _activities(job, waits, kernels, doubtful, inside, veiled)
+    activities, inferred = _activities(job, waits, kernels, doubtful, inside, unseen)
     return Look(time, size, tuple(holds), activities, cpu_times, _passes(job, kernels, holds, stage_of), inferred)
 
 
@@ -192,18 +193,22 @@ def _cpu_times(sample: ProcessSample) -> CpuTimes | None:
     return CpuTimes(sample.time_ns / 1e9, sample.run_queue_wait_ns / 1e9, sample.cpu_time_ns / 1e9, *limit)
 
 
-def _veiled(job: Job, sink: Sink) -> list[int]:
-    """Indices of a hidden rank where waits end, and of those that may wait for it: one of them works, and NVLink hides which."""
-    node, doors = sink.nodes[0], {wait.subject.index for wait in sink.waits if isinstance(wait.subject, RankNode)}
-    hidden = job.groups[node.group_id].holder(node.comm_rank) if isinstance(node, HiddenNode) else None
-    return sorted({hidden.index, *doors}) if hidden is not None else []
+def _behind(waits: Waits, sink: Sink) -> list[int]:
+    """Indices of those of whom one works, where waits end at a rank that NVLink hides: that one, who may wait for it, and those
+    further in that do not wait for others; which of them it is does not show.
+    """
+    node, group = sink.nodes[0], waits.job.groups[sink.waits[0].key.group] if sink.waits else None
+    if group is None or not isinstance(node, HiddenNode) or (hidden := group.holder(node.comm_rank)) is None:
+        return []
+    doors = {wait.subject.index for wait in sink.waits if isinstance(wait.subject, RankNode)}
+    return sorted(doors | {hidden.index} | (veiled(group, node.comm_rank) - waits.waiting))
 
 
 def _activities(
     job: Job, waits: Waits, kernels: Mapping[int, Kernels], doubtful: Collection[Node], inside: Collection[int],
-    veiled: Collection[int],
+    unseen: Collection[int],
 ) -> tuple[dict[ProcessKey, Activity], frozenset[ProcessKey]]:  # fmt: skip
-    """What each rank does, and for whom that is only inferred. One of those who are ``veiled`` works."""
+    """What each rank does, and for whom that is only inferred. One of those who are ``unseen`` works."""
     waiting: dict[int, set[bool]] = defaultdict(set)  # for ranks (False), links (True)
     subjects, objects = waits.waits.subject.tolist(), waits.waits.object.tolist()
     awaited = set(objects)
@@ -215,7 +220,7 @@ def _activities(
     for member in job.members:
         at, within, activity = member.index, kernels[member.index].current, Activity.UNKNOWN
         unsure = not waiting[at] and RankNode(at) in doubtful
-        if at in veiled and not within:
+        if at in unseen and not within:
             activity = Activity.COMPUTES
         elif within is not None:
             # What is queued for the network and has not begun may come after an operation of shared memory.
@@ -230,7 +235,7 @@ def _activities(
             activity = Activity.COMPUTES
         found[member.info.key] = Activity.UNKNOWN if unsure else activity
         # It may be in an operation of shared memory, or behind NVLink, which does not show.
-        if not (unsure or within or (only_network(member) and at not in veiled)):
+        if not (unsure or within or (only_network(member) and at not in unseen)):
             inferred.add(member.info.key)
     return found, frozenset(inferred)
 
