@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
+import signal
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
+from functools import partial
+from typing import IO, Any, NoReturn, TypeVar
 
 MOST_PROCESSES = 8
 """Bound: processes at a time."""
@@ -48,32 +48,52 @@ def apart(work: Callable[[T], R], items: Sequence[T], lost: Callable[[T, int], R
     """What ``work`` makes of each item, in order, by another process, for work that may end its process.
 
     Of an item at which it ends there is what ``lost`` makes of it and of the exit code (a signal's number, below zero), and a new
-    process goes on. For one who has not begun any thread.
+    process goes on. What ``work`` raises is raised here. For one who has not begun any thread. (The standard library's
+    processes take 30 ms to be imported, a tenth of what few files take.)
     """
-    from multiprocessing import get_context
-
-    context = get_context("fork")
     at = 0
     while at < len(items):
-        receiving, sending = context.Pipe(duplex=False)
-        worker = context.Process(target=_each, args=(work, items[at:], sending), daemon=True)
-        worker.start()
-        sending.close()
+        reading, writing = os.pipe()
+        if not (worker := os.fork()):
+            os.close(reading)
+            _work(work, items[at:], writing)
+        os.close(writing)
         try:
-            while at < len(items):
-                made = receiving.recv()
-                at += 1
-                yield made
-        except EOFError:
-            worker.join()
-            yield lost(items[at], worker.exitcode or 0)
-            at += 1
+            with os.fdopen(reading, "rb") as stream:
+                for said, made in iter(partial(_next, stream), None):
+                    if not said:
+                        raise made
+                    at += 1
+                    yield made
         finally:
-            receiving.close()
-            worker.kill()
-            worker.join()
+            os.kill(worker, signal.SIGKILL)
+            _, status = os.waitpid(worker, 0)
+        if at < len(items):
+            yield lost(items[at], os.waitstatus_to_exitcode(status))
+            at += 1
 
 
-def _each(work: Callable[[T], R], items: Sequence[T], sending: Connection) -> None:
-    for item in items:
-        sending.send(work(item))
+def _work(work: Callable[[T], R], items: Sequence[T], writing: int) -> NoReturn:
+    """What the other process does. Nothing of this one's that is still to be written is written by it, too."""
+    try:
+        with os.fdopen(writing, "wb") as stream:
+            for item in items:
+                stream.write(pickle.dumps(_tried(work, item), pickle.HIGHEST_PROTOCOL))
+                stream.flush()
+    finally:
+        os._exit(0)
+
+
+def _tried(work: Callable[[T], R], item: T) -> tuple[bool, R | Exception]:
+    try:
+        return True, work(item)
+    except Exception as error:
+        return False, error
+
+
+def _next(stream: IO[bytes]) -> Any:
+    """What the other process said next; ``None`` where it has ended."""
+    try:
+        return pickle.load(stream)  # noqa: S301 - of a process that this one began
+    except (EOFError, pickle.UnpicklingError):
+        return None

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
-import numpy as np
 
 from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.ingest.base import IngestError, changed_ns
@@ -41,10 +40,6 @@ LONGEST_S, BYTES_A_SECOND = 10.0, 2 << 20
 """Bound: CPU time that reading one file may take, and a second more for so many of its bytes (25 MB of a dump take one): the hash
 of tuples in tuples, each twice in the next, takes twice as long with each.
 """
-MOST_TUPLES = 50_000
-"""Bound: opcodes that make tuples: the hash of tuples nested some 100,000 deep ends the interpreter. A dump has one an entry."""
-_OF_FEW, _FROZEN_SET = b"\x85\x86\x87", b"\x91"
-"""Fact: opcodes that make a tuple of one, two and three, and a frozen set of what is behind a mark (pickletools, CPython)."""
 BUFFER_BYTES = 1 << 17
 """Fact: what the unpickler asks a file for at a time (``PREFETCH``, CPython, Modules/_pickle.c)."""
 _PICKLED = re.compile(rb"\x80.(?:\x95.{8})?\}", re.DOTALL)
@@ -114,26 +109,12 @@ def read_dump(path: Path) -> Dump:
 
 def unpickled(data: bytes) -> Any:
     """Plain data from a pickle. Raises whatever the unpickler does; the place is in the message."""
-    nested = _tuples(data)
-    if nested > MOST_TUPLES:
-        raise pickle.UnpicklingError(f"it has {nested} tuples, more than any dump")
     try:
         return _NoClasses(io.BufferedReader(io.BytesIO(data), BUFFER_BYTES)).load()
     except MemoryError:
         raise
     except Exception as error:
         raise pickle.UnpicklingError(f"{error or type(error).__name__} (before byte {_place(data)})") from error
-
-
-def _tuples(data: bytes) -> int:
-    """Opcodes that make tuples, at most: other bytes look so, too. Each of those that are not of a few has a mark before it."""
-    found = np.frombuffer(data, np.uint8)
-    of_few = int(np.count_nonzero((found - _OF_FEW[0]) < len(_OF_FEW)))
-    marks = int(np.count_nonzero(found == ord("(")))
-    if of_few + marks <= MOST_TUPLES:
-        return of_few + marks
-    # The last of them is the letter t.
-    return of_few + data.count(_FROZEN_SET) + min(data.count(b"t"), marks)
 
 
 def _place(data: bytes) -> int:
