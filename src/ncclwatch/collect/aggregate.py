@@ -13,6 +13,7 @@ from ncclwatch.collect.ranks import ranks_of
 from ncclwatch.collect.rates import BUCKET_NS
 from ncclwatch.collect.state import OpenOperation, StateTracker
 from ncclwatch.collect.windows import CurrentOperation, LastCall, RankWindow
+from ncclwatch.model.columns import distinct
 from ncclwatch.model.events import EVENT_DTYPE, Flag
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.rows import by_value, joined, narrowed
@@ -116,7 +117,7 @@ class Aggregator:
         foreign = (events["flags"] & int(Flag.UNKNOWN_PROCESS) != 0) & (events["pid_namespace"] != 0)
         self.strangers.records += int(foreign.sum())
         ours = events[~foreign] if foreign.any() else events
-        for pid in set(np.unique(ours["pid"]).tolist()) - self._by_pid.keys():
+        for pid in set(distinct(ours["pid"]).tolist()) - self._by_pid.keys():
             self.strangers.records += int((ours["pid"] == pid).sum())
             if len(self.strangers.pids) < MAX_PROCESSES:
                 self.strangers.pids.add(pid)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.collect.ledger import ALIKE, UNCOUNTED, UNLIKE, Ledger, Signature
+from ncclwatch.model.columns import distinct
 
 COMPARED = 64
 """Bound: newest operations that are compared with those of a partner."""
@@ -95,7 +96,7 @@ class Entries:
             theirs = np.where(of_line, self.offsets[partner], offsets[partner])
             agree = compared[_agree(self, compared, partner[compared], offsets[compared] - theirs[compared])]
             # Two that agree put each other into line.
-            fresh = np.unique(np.r_[agree, partner[agree][~of_line[agree]]])
+            fresh = distinct(np.r_[agree, partner[agree][~of_line[agree]]])
             self.aligned[fresh] = True
             self.offsets[fresh] = offsets[fresh]
             self.proven[fresh] = proven

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.collect.call_order import bounds_of
+from ncclwatch.model.columns import distinct
 from ncclwatch.model.events import Function
 from ncclwatch.model.groups import group_depth
 
@@ -80,7 +81,7 @@ class Recorder:
         change = (calls["function"] == Function.GROUP_START).astype(np.int64) - (calls["function"] == Function.GROUP_END)
         if len(latest.depth) > THREADS:
             latest.depth.clear()
-        for tid in np.unique(calls["tid"]).tolist():
+        for tid in distinct(calls["tid"]).tolist():
             own = np.flatnonzero(calls["tid"] == tid)
             depth = group_depth(change[own], latest.depth.setdefault(tid, 0))
             starts_call[own] = (depth - change[own] <= 0) & (change[own] >= 0)

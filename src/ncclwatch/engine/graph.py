@@ -29,7 +29,7 @@ from ncclwatch.engine.evidence.base import (
     RankNode,
     Strength,
 )
-from ncclwatch.model.columns import Flags
+from ncclwatch.model.columns import Flags, distinct
 from ncclwatch.model.digraph import adjacency, final_components, reaching
 from ncclwatch.model.job import Job, Member
 from ncclwatch.model.joined import beside_unobserved, neighbours
@@ -90,12 +90,12 @@ class Waits:
     @cached_property
     def waiting(self) -> set[int]:
         """Indices of the processes that wait."""
-        return set(np.unique(self.waits.subject[self.waits.subject >= 0]).tolist())
+        return set(distinct(self.waits.subject[self.waits.subject >= 0]).tolist())
 
     @cached_property
     def busy(self) -> set[int]:
         """Indices of the processes that wait or stand still in something that shows."""
-        return self.waiting | set(np.unique(self.stalls.subject).tolist())
+        return self.waiting | set(distinct(self.stalls.subject).tolist())
 
     def collectives(self) -> set[int]:
         """Ids of the communicators in which a collective stands still."""
@@ -233,7 +233,8 @@ class Places:
         self._waiters, self._targets, self.standing, _ = np.split(places.reshape(-1), np.cumsum([*map(len, every[:3])]))
         # A wait that is merely possible counts only where nothing else leaves the node. Proven and likely ones are followed
         # alike: of two operations that a rank has open, the one of which more is proven need not come first.
-        followed, possible = ~np.isin(edges, list(graph.retracted)), graph.waits.possible[edges]
+        retracted = np.array([*graph.retracted], np.int64)
+        followed, possible = ~np.isin(edges, retracted), graph.waits.possible[edges]
         if possible.any():
             followed &= ~possible | ~np.isin(self._waiters, self._waiters[followed & ~possible])
         self.edges, self.waiters, self.targets = edges[followed], self._waiters[followed], self._targets[followed]

@@ -15,6 +15,7 @@ from ncclwatch.collect.batch import NodeBatch, ProcessChange
 from ncclwatch.fleet.directory import Claim, Directory, by_size
 from ncclwatch.fleet.reduced import merged
 from ncclwatch.messaging.subjects import token_of
+from ncclwatch.model.columns import distinct
 from ncclwatch.model.events import Flag
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.network import NetworkLook
@@ -110,7 +111,7 @@ class NodeSplitter:
 
     def _owned(self, events: NDArray[Any], directory: Directory) -> NDArray[np.bool_]:
         read = (events["flags"] & np.uint8(Flag.COMM_READ)) != 0
-        hashes = [h for h in np.unique(events["comm_hash"][read]).tolist() if directory.job(self.token, h) is not None]
+        hashes = [h for h in distinct(events["comm_hash"][read]).tolist() if directory.job(self.token, h) is not None]
         owned: NDArray[np.bool_] = read & np.isin(events["comm_hash"], np.array(hashes, np.uint64))
         return owned
 
@@ -143,7 +144,7 @@ class NodeSplitter:
         known = np.isin(events["pid"], list(pids))
         unknown = ~known & ~np.isin(events["pid"], list(others))
         if unknown.any():
-            hashes = np.unique(events["comm_hash"][unknown]).tolist()
+            hashes = distinct(events["comm_hash"][unknown]).tolist()
             of_job = [h for h in hashes if directory.job(self.token, h) == job]
             known |= unknown & np.isin(events["comm_hash"], np.array(of_job, np.uint64))
         chosen: NDArray[Any] = events[known]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ncclwatch.ingest.base import IngestError
 from ncclwatch.ingest.flight_recorder_file import Dump
 from ncclwatch.ingest.flight_recorder_names import Title, datatype, elements, title_of
+from ncclwatch.model.columns import distinct
 from ncclwatch.text import clean
 
 MOST_GROUPS, MOST_RANKS = 4096, 1 << 20
@@ -140,7 +141,7 @@ def _over_all_groups(rows: NDArray[Any]) -> bool:
     if not (newest["sequence"][1:] > newest["sequence"][:-1]).all():
         return False
     turns = int(np.count_nonzero(newest["group"][1:] != newest["group"][:-1]))
-    return turns >= max(2, len(np.unique(newest["group"])))
+    return turns >= max(2, len(distinct(newest["group"])))
 
 
 def _number_by_group(dump: Dump, rows: NDArray[Any], reader: _Reader) -> None:

@@ -29,6 +29,7 @@ from ncclwatch.ingest.rank_log_pace import slow_groups, tell_pace, unexplained
 from ncclwatch.ingest.rank_log_pauses import tell_pause
 from ncclwatch.ingest.rank_log_records import ends_early, events_of, last_call_lacking
 from ncclwatch.ingest.traced import SECOND, TracedRank, batches, look_times, once_a_moment, without_certainty, without_pids
+from ncclwatch.model.columns import distinct
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.text import clean, size
 
@@ -145,7 +146,7 @@ def _read_all(files: Sequence[Path]) -> tuple[dict[int, _Log], list[str]]:
             problems.append(f"{clean(str(file), 200)}: {error.strerror or 'cannot be read'}")
             continue
         problems += log.problems
-        for rank in np.unique(log.lines["rank"]).tolist():
+        for rank in distinct(log.lines["rank"]).tolist():
             own = numbered(log.lines[log.lines["rank"] == rank])
             if rank in logs:
                 problems.append(f"{clean(str(file), 200)}: rank {rank} is in {clean(logs[rank].path.name, 80)} already; left out")

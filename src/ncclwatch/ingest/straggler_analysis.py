@@ -22,6 +22,7 @@ from ncclwatch.ingest.kernels import Kernel, KernelRank, job_of
 from ncclwatch.ingest.straggler_model import CLIP, COMPUTE, TYPES, ModelError, Op, Seen, build
 from ncclwatch.ingest.straggler_what_if import Measured, Slowdowns, WhatIf
 from ncclwatch.ingest.traced import SECOND, without_pids
+from ncclwatch.model.columns import distinct
 from ncclwatch.model.events import Function
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 from ncclwatch.text import clean
@@ -159,7 +160,7 @@ def _checked(found: dict[str, NDArray[Any]], names: Sequence[object], name: str)
         raise IngestError(f"{name}: row {row + 1}: optype {clean(str(names[int(found['optype'][row])]), 40)} is not known", "")
     order = np.array([TYPES.index(str(one)) for one in names])
     found["optype"] = order[found["optype"]]
-    steps = tuple(np.unique(found["step"]).tolist())
+    steps = tuple(distinct(found["step"]).tolist())
     replicas, stages, chunks = (int(found[column].max()) + 1 for column in ("dp_rank", "stage", "mc"))
     if replicas * stages > 1 << 20 or chunks > 1 << 10 or len(steps) * replicas > MOST_CELLS:
         raise IngestError(f"{name}: {replicas} replicas, {stages} stages, {chunks} chunks", "that is more than is judged")

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.model.columns import distinct
+
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 """An odd number near 2^64 over the golden ratio: what differs in one of two columns stays apart in their sum."""
 
@@ -41,7 +43,7 @@ def by_value(column: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The places of a column's entries, those of one value together and in their order, and where in them each value begins, with
     the end behind them.
     """
-    values = np.unique(column)
+    values = distinct(column)
     number = np.searchsorted(values, column)
     # Numbers of 16 bits are sorted by counting, in a tenth of the time.
     order = np.argsort(number.astype(np.uint16) if len(values) <= 1 << 16 else number, kind="stable")

@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.model.columns import distinct
 from ncclwatch.target.decode import Decoder, Values
 from ncclwatch.target.layout import MissingMemberError
 from ncclwatch.target.maps import Mapping
@@ -66,7 +67,7 @@ def pointers(stacks: Sequence[NDArray[np.uint64]], alignment: int) -> NDArray[np
     """The distinct words that can be pointers of that alignment."""
     if not stacks:
         return np.empty(0, dtype=np.uint64)
-    words = np.unique(np.concatenate(stacks))
+    words = distinct(np.concatenate(stacks))
     possible = (words >= LOWEST_ADDRESS) & (words < ADDRESS_LIMIT) & (words % np.uint64(alignment) == 0)
     found: NDArray[np.uint64] = words[possible][:MAX_ROOTS]
     return found

@@ -21,7 +21,7 @@ from ncclwatch.collect.ledger import ALIKE, Ledger, Signature
 from ncclwatch.engine.edges import SAID_BY_THE_OTHER, End, Wait, Why
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source
 from ncclwatch.engine.transfers import Transfers
-from ncclwatch.model.columns import Column, numbered
+from ncclwatch.model.columns import Column, distinct, numbered
 from ncclwatch.model.job import Group, Job, Member, launched
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import OperationRef
@@ -293,7 +293,7 @@ def _otherwise_numbered(transfers: Transfers) -> Iterator[tuple[int, int, dict[i
     operation, collective = numbered((t.group[rows], t.op_count[rows])), t.collective[rows]
     first = np.empty(int(operation.max(initial=-1)) + 1, np.int64)
     first[operation] = collective
-    for place in np.unique(t.group[rows][collective != first[operation]]).tolist():
+    for place in distinct(t.group[rows][collective != first[operation]]).tolist():
         if not any(own.sequence_numbers for own in t.groups[place].views):
             called: dict[int, dict[int, str]] = defaultdict(dict)
             for row in rows[t.group[rows] == place].tolist():

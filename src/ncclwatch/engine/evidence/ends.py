@@ -30,7 +30,7 @@ from ncclwatch.engine.evidence.base import (
     node_of,
 )
 from ncclwatch.engine.transfers import SHOWN, Compared
-from ncclwatch.model.columns import Column
+from ncclwatch.model.columns import Column, distinct
 from ncclwatch.model.job import Group, Member, launched
 from ncclwatch.model.joined import hidden_on
 from ncclwatch.model.rings import CONNECTION_SLOTS, RING_ENDS_RECEIVING, Ring, RingSteps, is_ring, memory_of, steps_unread
@@ -58,7 +58,7 @@ class Proxies(Source):
         stands = compared.showing(*Stall)
         for kind, chosen in ((FactKind.WAITS_FOR, ~stands), (FactKind.STANDS, stands)):
             places, rows = np.flatnonzero(chosen), compared.rows[chosen]
-            groups = np.unique(t.group[rows[~t.point_to_point[rows]]]).tolist()
+            groups = distinct(t.group[rows[~t.point_to_point[rows]]]).tolist()
             make, certain = partial(_fact, compared, case.facts.nodes, places, target), np.zeros(len(rows), np.bool_)
             collectives = frozenset(t.groups[place].id for place in groups)
             yield FactColumns(kind, t.owner[rows], target[chosen], certain, make, collectives)

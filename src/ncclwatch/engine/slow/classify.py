@@ -15,6 +15,7 @@ from ncclwatch.engine.slow.detect import SlowDown
 from ncclwatch.engine.slow.findings import Context, Finding
 from ncclwatch.engine.slow.lateness import EXPLAINS
 from ncclwatch.engine.slow.profile import Profile, Shares
+from ncclwatch.model.columns import distinct
 from ncclwatch.model.verdict import SlowCause, VerdictClass
 from ncclwatch.model.verdict import SlowKind as Kind
 
@@ -92,7 +93,7 @@ def cause(judgement: Judgement, finding: Finding) -> Cause:
     text = "all its links are slow: its NIC or port"
     if len(members) > 1:
         text = "all links of the host are slow: congestion or its NICs"
-    if len(np.unique(judgement.context.nodes[members])) > 1:
+    if len(distinct(judgement.context.nodes[members])) > 1:
         text = "all links between their hosts are slow: a NIC at either end, the switch, or congestion; which does not show"
     return Cause(text)
 

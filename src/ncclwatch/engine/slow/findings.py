@@ -18,6 +18,7 @@ from ncclwatch.engine.evidence.device import sees_everything
 from ncclwatch.engine.slow.lateness import Lateness
 from ncclwatch.engine.slow.profile import Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace
+from ncclwatch.model.columns import distinct
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.job import Job, Member, identity_of
 from ncclwatch.model.joined import hides, is_hidden
@@ -101,7 +102,7 @@ class Context:
         """Two ranks or more, but not all, that are on one host, one node, or under one CPU limit (``limits`` numbers these)."""
         found = (
             tuple(np.flatnonzero(numbers == number).tolist())
-            for numbers in (self.host, self.nodes, limits) for number in np.unique(numbers[numbers >= 0])
+            for numbers in (self.host, self.nodes, limits) for number in distinct(numbers[numbers >= 0])
         )  # fmt: skip
         return [inside for inside in dict.fromkeys(found) if 2 <= len(inside) < len(self.host)]
 

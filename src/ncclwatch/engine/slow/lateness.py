@@ -19,6 +19,7 @@ from ncclwatch.collect.alignment import line_up
 from ncclwatch.collect.cadence import Cadence, Times
 from ncclwatch.collect.ledger import Ledger
 from ncclwatch.engine.slow.detect import ENOUGH, LEAST_RATIO, SlowDown
+from ncclwatch.model.columns import distinct
 from ncclwatch.model.job import Job
 from ncclwatch.model.joined import is_hidden
 
@@ -114,7 +115,7 @@ def _begins(known: Mapping[int, Cadence], since: Sequence[float], reference: int
 def _beyond_equals(table: Times, usual: Times | None, equal: NDArray[np.int64]) -> Times:
     """Beginnings beyond what is usual and beyond the median of equals; of two equals, beyond the earlier one."""
     relative = table - np.nan_to_num(usual)[:, None] if usual is not None else table.copy()
-    for number in np.unique(equal):
+    for number in distinct(equal):
         members = equal == number
         fellows = np.count_nonzero(members)
         if number < 0 or fellows < 2 or (fellows == 2 and (usual is None or np.isnan(usual[members]).any())):
@@ -208,7 +209,7 @@ def _on_one_clock(times: Times, hosts: NDArray[np.str_], since: Times) -> bool:
     ``since``: the moment on each rank's own clock. False where nothing is known of the past.
     """
     home = hosts == hosts[0]
-    for host in np.unique(hosts[~home]):
+    for host in distinct(hosts[~home]):
         there = hosts == host
         first = int(np.argmax(there))
         past = (times[0] < since[0]) & (times[first] < since[first])

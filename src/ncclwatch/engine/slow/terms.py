@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ncclwatch.engine.slow.findings import FEWEST_PAST, Context
 from ncclwatch.engine.slow.profile import LinkKey, Profile, Shares
 from ncclwatch.engine.slow.snapshot import Part
+from ncclwatch.model.columns import distinct
 from ncclwatch.model.identity import ProcessKey
 
 Members = tuple[int, ...]
@@ -215,7 +216,7 @@ def _mean_of_peers(counts: NDArray[np.float64], sets: NDArray[np.int64]) -> NDAr
     total = counts.sum(axis=0)
     base = (total + 1.0) / (total.sum() + 3.0)
     others = total - counts
-    for number in np.unique(sets[sets >= 0]):
+    for number in distinct(sets[sets >= 0]):
         members = sets == number
         if np.count_nonzero(members) > 1:
             others[members] = counts[members].sum(axis=0) - counts[members]
@@ -303,7 +304,7 @@ def _of_links(ends: Ends, places: Sequence[Members], ranks: int) -> Iterator[Can
                 through[place] = sorted(times)
     hosts: dict[Members, list[int]] = {}
     for joint, of in owners.items():
-        joined = np.unique([ends.source[list(joint)], ends.destination[list(joint)]])
+        joined = distinct([ends.source[list(joint)], ends.destination[list(joint)]])
         hosts[of[0] if len(of) == 1 else tuple(joined.tolist())] = list(joint)
     yield from (Candidate(CandidateKind.LINK, pair, own) for pair, own in pairs.items())
     yield from (Candidate(CandidateKind.NIC, rank, own) for rank, own in nics.items())

@@ -20,6 +20,7 @@ from ncclwatch.collect.cadence import INNER_S, Tokens
 from ncclwatch.collect.functions import TYPES
 from ncclwatch.collect.ledger import POINT_TO_POINT, mix
 from ncclwatch.engine.topology.job_map import GATHER, SCATTER, SUM
+from ncclwatch.model.columns import distinct
 from ncclwatch.model.events import Function
 from ncclwatch.model.topology import Pattern
 
@@ -150,7 +151,7 @@ def examine(
         period = tokens[found[0] : sum(found)]
         places = occurrences(tokens, period)
         # One operation over and over: no iteration shows in it.
-        if len(np.unique(period)) > 1:
+        if len(distinct(period)) > 1:
             result.length, result.repeats = len(period), len(places)
             result.iteration = _usual_iteration(merged, at, places, len(period))
     blocks = _blocks(result.pattern, [row for row, shape in shapes.items() if shape is Shape.CHAIN])
@@ -210,11 +211,11 @@ def _usage(
         times=int(numbers.max(initial=0)),
         functions=functions,
         tiny=tiny,
-        inside=None if blocks is None else 2 * len(np.unique(blocks[own])) >= int(blocks.max()) + 1,
+        inside=None if blocks is None else 2 * len(distinct(blocks[own])) >= int(blocks.max()) + 1,
         order=order,
         follows=functions == {SUM} and bool(np.all((before["function"] == SCATTER) & (before["row"] != row))),
         gradients=order in (Order.RUNS, Order.ONE_WAY)
-        or (functions == {SUM} and len(np.unique(_bytes(large))) > 2)
+        or (functions == {SUM} and len(distinct(_bytes(large))) > 2)
         or (len(gaps) > 2 and bool(np.quantile(gaps, 0.25) >= INNER_S * 1e9)),
     )
 
@@ -240,7 +241,7 @@ def find_period(tokens: Tokens, owners: NDArray[np.int64], known: Collection[int
         return None
     _, first, word, numbers = np.unique(tokens, return_index=True, return_inverse=True, return_counts=True)
     everybody = set(owners[first][numbers >= 2].tolist())
-    for threshold in np.unique(numbers[numbers >= 2])[:RAREST].tolist():
+    for threshold in distinct(numbers[numbers >= 2])[:RAREST].tolist():
         regular = numbers >= threshold
         if set(owners[first][regular].tolist()) != everybody:
             break  # what is left is no iteration, but a part of one
@@ -319,7 +320,7 @@ def _raw_tokens(operations: NDArray[Any]) -> Tokens:
     count = np.where(point, 0, operations["count"])
     for row, function in np.unique(operations[["row", "function"]]).tolist():
         own = (operations["row"] == row) & (operations["function"] == function)
-        if varies(len(np.unique(count[own])), int(np.count_nonzero(own))):
+        if varies(len(distinct(count[own])), int(np.count_nonzero(own))):
             count[own] = 0
     joined = np.zeros(len(operations), np.bool_)
     joined[1:] = operations["call"][1:] == operations["call"][:-1]

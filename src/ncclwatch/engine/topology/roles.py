@@ -20,6 +20,7 @@ from ncclwatch.collect.specimens import Recorder
 from ncclwatch.engine.topology.iteration import ENOUGH, OFTEN, Order, Shape, Specimen, after_update, examine
 from ncclwatch.engine.topology.job_map import GATHER, SCATTER, SUM, JobMap, KnownGroup, KnownJob
 from ncclwatch.engine.topology.uses import Family, Line, Use, families, uses_of_calls, uses_of_counts
+from ncclwatch.model.columns import distinct
 from ncclwatch.model.events import Function
 from ncclwatch.model.topology import FUNCTION_NAMES, Group, Layout, Role, Topology
 
@@ -253,14 +254,14 @@ def within(inner: Family, outer: Family) -> bool:
     """Whether every group of one lies inside a group of the other, or is the same."""
     known = (inner.number >= 0) & (outer.number >= 0)
     pairs = np.unique(np.stack([inner.number[known], outer.number[known]]), axis=1)
-    return inner.size <= outer.size and len(np.unique(pairs[0])) == pairs.shape[1]
+    return inner.size <= outer.size and len(distinct(pairs[0])) == pairs.shape[1]
 
 
 def crossing(one: NDArray[np.int32], other: NDArray[np.int32]) -> bool:
     """Whether no two ranks share a group in both; rank → number of its group, −1 where unknown."""
     known = (one >= 0) & (other >= 0)
     pairs = one[known].astype(np.int64) * (int(other.max(initial=0)) + 1) + other[known]
-    return len(np.unique(pairs)) == len(pairs)
+    return len(distinct(pairs)) == len(pairs)
 
 
 # --- from roles to the topology -------------------------------------------------------------------------------------------------
@@ -354,14 +355,14 @@ def _dimension(world: int, role: Role, lines: Sequence[Line]) -> tuple[NDArray[n
     # Groups of ranks that nobody observes follow where all that are known have one distance and size.
     missing = np.flatnonzero(index < 0)
     whole = [np.array(line) for line in lines if -1 not in line]
-    distances = {int(d) for ranks in whole for d in np.unique(np.diff(np.sort(ranks)))}
+    distances = {int(d) for ranks in whole for d in distinct(np.diff(np.sort(ranks)))}
     if len(missing) and len(distances) == 1 and world % (size * (distance := distances.pop())) == 0:
         everybody = np.arange(world)
         number = everybody // (size * distance) * distance + everybody % distance
-        regular = all(len(np.unique(number[ranks])) == 1 for ranks in whole)
+        regular = all(len(distinct(number[ranks])) == 1 for ranks in whole)
         # Of pipelines the last rank of a communicator may be the first stage.
         turned = all(ranks[0] > ranks[-1] for ranks in whole)
-        for one in np.unique(number[missing]).tolist() if regular else ():
+        for one in distinct(number[missing]).tolist() if regular else ():
             ranks = np.flatnonzero(number == one).astype(np.int32)
             if (index[ranks] < 0).all():
                 index[ranks] = np.arange(size)[:: -1 if turned else 1]
