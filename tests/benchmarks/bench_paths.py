@@ -355,7 +355,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", metavar="c4|proven|large|changes|shared")
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=60.0, help="for CP-SAT, each case")
+    parser.add_argument("--seconds", type=float, default=240.0, help="for CP-SAT, each case")
     args = parser.parse_args()
     tables: dict[str, Callable[[], None]] = {
         "c4": lambda: c4(args.seeds),
