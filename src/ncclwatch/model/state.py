@@ -159,6 +159,10 @@ class ProxySub:
     net_device_name: str = ""
     """Name of the NIC (``mlx5_0``) or interface (``eth0``); empty with an external network plugin."""
 
+    def of_gpu(self, *, sends: bool) -> int:
+        """Steps that a GPU has sent into the network (``sends``), or taken from it, as far as its proxy knows."""
+        return (self.transmitted if self.gpu_ready is None else self.gpu_ready) if sends else self.done
+
 
 @dataclass(frozen=True, slots=True)
 class ProxyOperation:

@@ -253,6 +253,19 @@ def test_a_gpu_that_has_stopped_beside_another_by_nvlink_is_told_by_what_the_rin
     assert set(verdict.victims) == {0, 1, 2, 3} - {stopped}
 
 
+def test_a_proxy_that_does_not_know_what_was_taken_is_told_by_who_is_through() -> None:
+    """Rank 3 has sent all of the ring's operation on, and shows the next one alone: rank 2 has taken all of it."""
+    ranks = ring_through_nodes(3)
+    ranks[2].operations = (recv(1, posted=20, received=18, delivered=16, consumed=12, nsteps=24),)
+    ranks[3].operations = (send(0, sent=0, done=0, produced=0, nsteps=24, op_count=28),)
+    ranks[0].operations = (recv(3, posted=8, received=0, delivered=0, consumed=0, nsteps=24, op_count=28),)
+    ranks[1].operations = (send(2, sent=4, done=4, produced=4, nsteps=24, op_count=28),)
+    verdict = diagnose(looks(ranks, 8))
+    assert verdict.verdict_class is VerdictClass.HARDWARE, verdict.summary
+    assert [culprit.rank for culprit in verdict.culprits] == [2]
+    assert "proxy" in verdict.culprits[0].reason
+
+
 @pytest.mark.parametrize(("odd", "named"), [({"ReduceScatter": 40, "AllReduce": 1}, [1]), ({"ReduceScatter": 41}, [])])
 def test_who_called_something_else_is_named_where_nvlink_hides_what_is_open(odd: dict[str, int], named: list[int]) -> None:
     """Nothing is open that the host can see. To be ahead in one collective and behind in another needs no wait to be seen."""

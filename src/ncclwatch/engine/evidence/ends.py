@@ -222,6 +222,11 @@ class _Inside:
             found[place].append(row)
         return found
 
+    @cached_property
+    def _newest(self) -> dict[tuple[int, int, int, bool], int]:
+        """The newest collective by communicator, channel, rank and side (messages have odd numbers of their own)."""
+        return {(place[0], place[1], *place[3:]): place[2] for place in sorted(self._rows) if not place[2] & 1}
+
     def _standing(self) -> list[int]:
         """GPUs that stand still in the network, behind which something inside their node may be found."""
         t, compared = self.transfers, self.compared
@@ -271,14 +276,12 @@ class _Inside:
         begun = edges.has_produced(end.sub) if end.sends else end.sub.done > 0
         if peer not in hidden_on(own, channel) or (not begun and member.index in self._amid):
             return
-        rows = self._of(row, peer, sends=not end.sends)
-        steps = RingSteps.of(end.operation, group.nranks, end.sub.nsteps) if len(rows) == 1 else None
-        if steps is None:
+        moved, own_moved = self._moved(row, peer, sends=not end.sends), end.sub.of_gpu(sends=end.sends)
+        steps = RingSteps.of(end.operation, group.nranks, end.sub.nsteps) if moved is not None else None
+        if steps is None or moved is None:
             yield self._possible(group, member, peer, channel)
             return
-        other = self.transfers.end(rows[0]).sub
-        taken, sent = (other.done, end.sub) if end.sends else (end.sub.done, other)
-        lies = steps.between(taken, sent.transmitted if sent.gpu_ready is None else sent.gpu_ready)
+        lies = steps.between(moved, own_moved) if end.sends else steps.between(own_moved, moved)
         if lies.most < 0 and not end.sends:  # More was sent on than this one's proxy knows to be taken.
             self._amid.add(member.index)
             yield edges.stalls_at(end, None, Stall.PROXY_NOT_POSTING)
@@ -292,6 +295,16 @@ class _Inside:
             yield waits_for(self.job, group, member, peer, why, said, channel=channel, sends=not end.sends)
         elif not can:
             yield self._possible(group, member, peer, channel)
+
+    def _moved(self, row: int, peer: int, *, sends: bool) -> int | None:
+        """Steps of a GPU in the operation of another; all if that is gone and a later one has come: they end in their order.
+        ``None``: not known.
+        """
+        rows, t = self._of(row, peer, sends=sends), self.transfers
+        if rows:
+            return t.end(rows[0]).sub.of_gpu(sends=sends) if len(rows) == 1 else None
+        newest = self._newest.get((int(t.group[row]), int(t.channel[row]), peer, sends), -1)
+        return int(t.nsteps[row]) if newest > t.op_count[row] else None
 
     def _follow(self, group: Group, channel: int, rank: int, *, back: int = 0, weak: bool = False) -> Iterator[Wait]:
         """From a rank on along its ring, or ``back``, while all is read: each waits for the one before."""
