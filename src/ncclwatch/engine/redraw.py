@@ -29,6 +29,7 @@ from ncclwatch.engine.evidence.calls import CallsFinding, operation_of
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.evidence.kernel import Census
 from ncclwatch.engine.graph import Sink, Waits
+from ncclwatch.engine.slow.kernels import read_kernels
 from ncclwatch.engine.stated import errors_of
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.digraph import components
@@ -263,13 +264,15 @@ def _wait(
 
 def not_begun(case: Case) -> Iterator[Retraction]:
     """Waits in operations that the waiter has not begun: its GPU has produced nothing, or its data for another operation lies
-    unread, or its peer has the same receive open and was not kept by that from the collective. One wait of a cycle stays.
+    unread, or its peer has the same receive open and was not kept by that from the collective, or it has called another before
+    that is not over. One wait of a cycle stays.
     """
     for sink in case.waits.ends.cycles:
         idle = [wait for wait in sink.inside if not is_begun(case.job, wait) or _stands_elsewhere(case, wait)]
         at_hand = {wait.object for wait in sink.inside if wait.why is Why.FULL and not wait.key.point_to_point}
         elsewhere = [wait for wait in sink.inside if wait.weak and wait.subject in at_hand]
-        for doubtful in (idle, elsewhere, _called_later(case.job, sink)):
+        after = [wait for wait in sink.inside if _comes_after(case, wait)]
+        for doubtful in (idle, elsewhere, _called_later(case.job, sink), after):
             if 0 < len(doubtful) < len(sink.inside):
                 yield from map(Retraction, doubtful)
                 break
@@ -333,6 +336,16 @@ def is_begun(job: Job, wait: Wait) -> bool:
     if operation is None or not is_ring(operation):
         return True
     return _sends(job, wait.subject, operation, operation.comm_address) is not False
+
+
+def _comes_after(case: Case, wait: Wait) -> bool:
+    """Whether by its recorded calls who waits is before another operation, and nothing shows that it has begun this one."""
+    end, orders = wait.end, case.known.orders
+    if end is None or orders is None or not isinstance(wait.subject, RankNode) or has_moved(case.job, wait):
+        return False
+    member = case.job.member(wait.subject.index)
+    kernels = read_kernels(case.job, member, orders.find(member.info.host, member.info.pid))
+    return kernels.first is not None and kernels.of.get(end.operation.address) != kernels.first
 
 
 def _stands_elsewhere(case: Case, wait: Wait) -> bool:

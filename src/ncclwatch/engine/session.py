@@ -14,10 +14,10 @@ import numpy as np
 
 from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState, ProcessChange
 from ncclwatch.collect.windows import RankWindow
+from ncclwatch.collect.work_orders import Ordering
 from ncclwatch.engine.beside import add_network
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.live import LiveDiagnosis, Recovery
-from ncclwatch.engine.orders import Ordering
 from ncclwatch.model.events import EVENT_DTYPE, Flag
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.job import Job

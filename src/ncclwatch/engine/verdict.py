@@ -168,6 +168,8 @@ def _summary(case: Case, found: Hypothesis, culprits: Sequence[Culprit], operati
     if found.cause is Cause.RUNS_ON:
         what = reasons.pop() if len(reasons) == 1 else "called something else than their peers"
         return f"{names} {what}: the job runs on with wrong results"
+    if found.rule == "inside-node" and len(reasons) == 1:
+        return f"one of {names} holds up the job{where}: {reasons.pop()}; which, NVLink hides"
     why = f"{': ' if s else ', each: '}{reasons.pop()}" if len(reasons) == 1 else ": do not go on"
     return f"{names} hold{s} up the job{where}{why}"
 

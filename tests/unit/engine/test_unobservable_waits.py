@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from ncclwatch.collect.call_order import RECORD, CallOrder, PerProcess
+from ncclwatch.engine.case import Known
 from ncclwatch.engine.diagnose import diagnose
+from ncclwatch.model.events import Function
 from ncclwatch.model.state import Communicator, Direction, OpPhase, PeerInfo, ProxyOperation, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass
-from unit.synthetic import WORLD, Rank, communicator, looks, recv, send
+from unit.synthetic import WORLD, Rank, address_of, communicator, looks, recv, send
 
 TENSOR, DATA, PIPE = 0xB0, 0xD0, 0xE0
 
@@ -306,6 +310,7 @@ def test_a_tree_that_gets_nothing_from_a_node_names_the_gpus_of_that_node(a_node
     assert verdict.verdict_class is VerdictClass.NOT_ENTERED, verdict.summary
     assert [culprit.rank for culprit in verdict.culprits] == list(range(a_node, 2 * a_node))
     assert verdict.confidence == 0.5 and set(verdict.victims) == set(range(a_node))
+    assert verdict.summary.startswith("one of rank") and "NVLink hides" in verdict.summary
 
 
 @pytest.mark.parametrize(
@@ -318,6 +323,45 @@ def test_gpus_of_a_node_are_not_named_together_where_others_may_be_why(
 ) -> None:
     verdict = diagnose(looks(tree_over_nodes(called, hosts), 8))
     assert [culprit.rank for culprit in verdict.culprits] == named, verdict.summary
+
+
+def two_trees(first: Mapping[int, int]) -> tuple[list[Rank], Known]:
+    """A node does not take what the other has sent up a tree; both have called ahead on a second one, in which nothing has moved.
+    ``first``: the communicator that ranks called first, by rank, as their recorded calls say.
+    """
+    ranks, orders = tree_over_nodes(), PerProcess[CallOrder]()
+    for one in ranks:
+        (own,) = one.communicators
+        one.communicators = (own, replace(own, hash=DATA, address=address_of(DATA)))
+        others = [other for other in (0, 2) if one.rank in (0, 2) and other != one.rank]
+        made = [made for other in others for made in (waiting_in_tree(other, DATA, 0), unsent(other, DATA))]
+        ahead = [replace(operation, address=operation.address + 0x1000) for operation in made]
+        if one.rank == 0:
+            arrived = recv(2, posted=8, received=8, delivered=8, consumed=0)
+            one.operations = (as_tree(arrived), unsent(2, WORLD), *ahead)
+        elif one.rank == 2:
+            one.operations = (waiting_in_tree(0, WORLD, 0), *ahead)
+        called = np.zeros(2, RECORD)
+        called["time_ns"], called["function"] = (1, 2), Function.ALL_REDUCE
+        called["comm"] = sorted((own.address, address_of(DATA)), key=lambda comm: comm != address_of(first.get(one.rank, WORLD)))
+        sample = one.looks(1)[0]
+        orders[sample.process.host, sample.process.pid] = order = CallOrder()
+        order.add(called)
+    return ranks, Known(orders=orders)
+
+
+def test_who_called_ahead_waits_in_what_came_first_where_all_called_in_one_order() -> None:
+    ranks, known = two_trees({})
+    verdict = diagnose(looks(ranks, 8), known)
+    assert [culprit.rank for culprit in verdict.culprits] == [0, 1], verdict.summary
+    assert verdict.summary.startswith("one of rank 0")
+
+
+def test_calls_in_two_orders_are_no_sign_of_a_node() -> None:
+    ranks, known = two_trees({0: DATA, 1: DATA})
+    verdict = diagnose(looks(ranks, 8), known)
+    assert "NVLink hides" not in verdict.summary
+    assert not {1, 3} & {culprit.rank for culprit in verdict.culprits}
 
 
 def test_a_rank_behind_nvlink_that_left_out_a_call_and_waits_elsewhere_is_named() -> None:

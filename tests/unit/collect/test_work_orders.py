@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ncclwatch.collect.batch import NodeBatch, PlaneState
-from ncclwatch.engine.orders import AGAIN_NS, MOST_PIDS, SAME_NS, Ordering
+from ncclwatch.collect.work_orders import AGAIN_NS, MOST_PIDS, SAME_NS, Ordering
 from ncclwatch.engine.session import ANSWER_NS, DiagnosisSession, Update
 from ncclwatch.model.job import Job, assemble
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
