@@ -13,10 +13,9 @@ from ncclwatch.collect.ranks import ranks_of
 from ncclwatch.collect.rates import BUCKET_NS
 from ncclwatch.collect.state import OpenOperation, StateTracker
 from ncclwatch.collect.windows import CurrentOperation, LastCall, RankWindow
-from ncclwatch.model.columns import distinct
 from ncclwatch.model.events import EVENT_DTYPE, Flag
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.rows import by_value, joined, narrowed
+from ncclwatch.model.rows import by_value, distinct, joined, narrowed
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.collect.ledger import ALIKE, UNCOUNTED, UNLIKE, Ledger, Signature
-from ncclwatch.model.columns import distinct
+from ncclwatch.model.rows import distinct
 
 COMPARED = 64
 """Bound: newest operations that are compared with those of a partner."""

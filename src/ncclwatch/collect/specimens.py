@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.collect.call_order import bounds_of
-from ncclwatch.model.columns import distinct
 from ncclwatch.model.events import Function
 from ncclwatch.model.groups import group_depth
+from ncclwatch.model.rows import distinct
 
 BUDGET = 2_000_000
 """Bound: operations kept over all specimens: 64 MB."""

@@ -29,10 +29,11 @@ from ncclwatch.engine.evidence.base import (
     RankNode,
     Strength,
 )
-from ncclwatch.model.columns import Flags, distinct
+from ncclwatch.model.columns import Flags
 from ncclwatch.model.digraph import adjacency, final_components, reaching
 from ncclwatch.model.job import Job, Member
 from ncclwatch.model.joined import beside_unobserved, neighbours
+from ncclwatch.model.rows import distinct
 
 EdgeT = TypeVar("EdgeT", Wait, StallMark)
 

@@ -15,10 +15,10 @@ from ncclwatch.collect.batch import NodeBatch, ProcessChange
 from ncclwatch.fleet.directory import Claim, Directory, by_size
 from ncclwatch.fleet.reduced import merged
 from ncclwatch.messaging.subjects import token_of
-from ncclwatch.model.columns import distinct
 from ncclwatch.model.events import Flag
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.network import NetworkLook
+from ncclwatch.model.rows import distinct
 
 MAX_EARLY = 100
 """Batches before the first look after which what a node says is of the job that configuration names."""

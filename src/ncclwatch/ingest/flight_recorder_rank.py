@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ncclwatch.ingest.base import IngestError
 from ncclwatch.ingest.flight_recorder_file import Dump
 from ncclwatch.ingest.flight_recorder_names import Title, datatype, elements, title_of
-from ncclwatch.model.columns import distinct
+from ncclwatch.model.rows import distinct
 from ncclwatch.text import clean
 
 MOST_GROUPS, MOST_RANKS = 4096, 1 << 20

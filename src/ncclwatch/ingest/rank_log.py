@@ -29,7 +29,7 @@ from ncclwatch.ingest.rank_log_pace import slow_groups, tell_pace, unexplained
 from ncclwatch.ingest.rank_log_pauses import tell_pause
 from ncclwatch.ingest.rank_log_records import ends_early, events_of, last_call_lacking
 from ncclwatch.ingest.traced import SECOND, TracedRank, batches, look_times, once_a_moment, without_certainty, without_pids
-from ncclwatch.model.columns import distinct
+from ncclwatch.model.rows import distinct
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.text import clean, size
 

@@ -22,8 +22,8 @@ from ncclwatch.ingest.kernels import Kernel, KernelRank, job_of
 from ncclwatch.ingest.straggler_model import CLIP, COMPUTE, TYPES, ModelError, Op, Seen, build
 from ncclwatch.ingest.straggler_what_if import Measured, Slowdowns, WhatIf
 from ncclwatch.ingest.traced import SECOND, without_pids
-from ncclwatch.model.columns import distinct
 from ncclwatch.model.events import Function
+from ncclwatch.model.rows import distinct
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 from ncclwatch.text import clean
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from ncclwatch.model.steps import bounded
 
@@ -25,16 +24,6 @@ def column(values: Callable[[], Iterable[int]]) -> Column:
         return np.fromiter(values(), np.int64)
     except OverflowError:
         return np.fromiter(map(bounded, values()), np.int64)
-
-
-def distinct(values: ArrayLike) -> NDArray[Any]:
-    """The different values, sorted, in one dimension. ``np.unique`` gives the same, asks masked arrays first, and so loads
-    them (20 ms of a process that has no other use for them).
-    """
-    ordered = np.sort(values, axis=None)
-    first = np.ones(len(ordered), np.bool_)
-    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
-    return ordered[first]
 
 
 def numbered(columns: Sequence[Column]) -> Column:

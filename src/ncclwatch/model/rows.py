@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
-from ncclwatch.model.columns import distinct
+from numpy.typing import ArrayLike, NDArray
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 """An odd number near 2^64 over the golden ratio: what differs in one of two columns stays apart in their sum."""
@@ -37,6 +35,16 @@ def narrowed(records: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     for name in dtype.names or ():
         found[name] = records[name]
     return found
+
+
+def distinct(values: ArrayLike) -> NDArray[Any]:
+    """The different values, sorted, in one dimension. ``np.unique`` gives the same, asks masked arrays first, and so loads
+    them (20 ms of a process that has no other use for them).
+    """
+    ordered = np.sort(values, axis=None)
+    first = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return ordered[first]
 
 
 def by_value(column: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

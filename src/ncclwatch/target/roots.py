@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.model.columns import distinct
+from ncclwatch.model.rows import distinct
 from ncclwatch.target.decode import Decoder, Values
 from ncclwatch.target.layout import MissingMemberError
 from ncclwatch.target.maps import Mapping

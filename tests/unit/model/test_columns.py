@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import numpy as np
 import pytest
 
-from ncclwatch.model.columns import SPARSE, Places, column, distinct, matching, numbered
+from ncclwatch.model.columns import SPARSE, Places, column, matching, numbered
 from ncclwatch.model.steps import LIMIT, UNKNOWN
 
 
@@ -44,12 +43,3 @@ def test_a_row_is_matched_with_the_first_that_is_equal(seed: int) -> None:
 
 def test_what_does_not_fit_is_cut_off_and_unknown_stays_unknown() -> None:
     assert column(lambda: iter([1, 2**64 - 1, -(2**70), UNKNOWN])).tolist() == [1, LIMIT, -LIMIT, UNKNOWN]
-
-
-@pytest.mark.parametrize(
-    "values", [[], [3, 1, 3, 2], np.array([[2, 1], [1, 2]]), np.array(["b", "a", "b"]), np.array([5], np.uint8)]
-)
-def test_distinct_values_are_those_of_numpy(values: Any) -> None:
-    found, expected = distinct(values), np.unique(values)
-    assert found.dtype == expected.dtype
-    assert found.tolist() == expected.tolist()

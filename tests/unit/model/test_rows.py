@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from ncclwatch.model.rows import both, by_value, joined, last_of, narrowed
+from ncclwatch.model.rows import both, by_value, distinct, joined, last_of, narrowed
 
 RECORD = np.dtype({"names": ["one", "two"], "formats": ["<u8", "<u2"], "offsets": [0, 10], "itemsize": 24})
 
@@ -51,3 +53,12 @@ def test_parts_joined_are_the_records_one_after_the_other() -> None:
     assert whole["one"].tolist() == [0, 1, 1, 2, 2, 2, 2, 2, 2]
     assert whole["two"].tolist() == [0, 0, 1, 0, 1, 2, 0, 1, 2]
     assert joined(parts[:1]) is parts[0]
+
+
+@pytest.mark.parametrize(
+    "values", [[], [3, 1, 3, 2], np.array([[2, 1], [1, 2]]), np.array(["b", "a", "b"]), np.array([5], np.uint8)]
+)
+def test_distinct_values_are_those_of_numpy(values: Any) -> None:
+    found, expected = distinct(values), np.unique(values)
+    assert found.dtype == expected.dtype
+    assert found.tolist() == expected.tolist()

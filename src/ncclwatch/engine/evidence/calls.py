@@ -21,8 +21,9 @@ from ncclwatch.collect.ledger import ALIKE, Ledger, Signature
 from ncclwatch.engine.edges import SAID_BY_THE_OTHER, End, Wait, Why
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source
 from ncclwatch.engine.transfers import Transfers
-from ncclwatch.model.columns import Column, distinct, numbered
+from ncclwatch.model.columns import Column, numbered
 from ncclwatch.model.job import Group, Job, Member, launched
+from ncclwatch.model.rows import distinct
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import OperationRef
 

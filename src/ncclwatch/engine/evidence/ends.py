@@ -30,10 +30,11 @@ from ncclwatch.engine.evidence.base import (
     node_of,
 )
 from ncclwatch.engine.transfers import SHOWN, Compared
-from ncclwatch.model.columns import Column, distinct
+from ncclwatch.model.columns import Column
 from ncclwatch.model.job import Group, Member, launched
 from ncclwatch.model.joined import hidden_on
 from ncclwatch.model.rings import CONNECTION_SLOTS, RING_ENDS_RECEIVING, Ring, RingSteps, is_ring, memory_of, steps_unread
+from ncclwatch.model.rows import distinct
 from ncclwatch.model.state import Direction, HostConnection, Transport
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from ncclwatch.engine.slow.detect import SlowDown
 from ncclwatch.engine.slow.findings import Context, Finding
 from ncclwatch.engine.slow.lateness import EXPLAINS
 from ncclwatch.engine.slow.profile import Profile, Shares
-from ncclwatch.model.columns import distinct
+from ncclwatch.model.rows import distinct
 from ncclwatch.model.verdict import SlowCause, VerdictClass
 from ncclwatch.model.verdict import SlowKind as Kind
 

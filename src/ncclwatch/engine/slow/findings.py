@@ -18,10 +18,10 @@ from ncclwatch.engine.evidence.device import sees_everything
 from ncclwatch.engine.slow.lateness import Lateness
 from ncclwatch.engine.slow.profile import Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace
-from ncclwatch.model.columns import distinct
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.job import Job, Member, identity_of
 from ncclwatch.model.joined import hides, is_hidden
+from ncclwatch.model.rows import distinct
 from ncclwatch.model.topology import Topology
 from ncclwatch.model.verdict import SlowKind as Kind
 

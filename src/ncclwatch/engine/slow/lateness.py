@@ -19,9 +19,9 @@ from ncclwatch.collect.alignment import line_up
 from ncclwatch.collect.cadence import Cadence, Times
 from ncclwatch.collect.ledger import Ledger
 from ncclwatch.engine.slow.detect import ENOUGH, LEAST_RATIO, SlowDown
-from ncclwatch.model.columns import distinct
 from ncclwatch.model.job import Job
 from ncclwatch.model.joined import is_hidden
+from ncclwatch.model.rows import distinct
 
 LEAST_S = 0.01
 """Less than this, or than the least slow-down that counts, is no lateness. Unit: seconds. From: chosen."""

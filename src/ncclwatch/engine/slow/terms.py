@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from ncclwatch.engine.slow.findings import FEWEST_PAST, Context
 from ncclwatch.engine.slow.profile import LinkKey, Profile, Shares
 from ncclwatch.engine.slow.snapshot import Part
-from ncclwatch.model.columns import distinct
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.rows import distinct
 
 Members = tuple[int, ...]
 """Ranks by their place in the profile's processes."""

@@ -20,8 +20,8 @@ from ncclwatch.collect.cadence import INNER_S, Tokens
 from ncclwatch.collect.functions import TYPES
 from ncclwatch.collect.ledger import POINT_TO_POINT, mix
 from ncclwatch.engine.topology.job_map import GATHER, SCATTER, SUM
-from ncclwatch.model.columns import distinct
 from ncclwatch.model.events import Function
+from ncclwatch.model.rows import distinct
 from ncclwatch.model.topology import Pattern
 
 TINY_BYTES = 1024

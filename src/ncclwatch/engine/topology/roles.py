@@ -20,8 +20,8 @@ from ncclwatch.collect.specimens import Recorder
 from ncclwatch.engine.topology.iteration import ENOUGH, OFTEN, Order, Shape, Specimen, after_update, examine
 from ncclwatch.engine.topology.job_map import GATHER, SCATTER, SUM, JobMap, KnownGroup, KnownJob
 from ncclwatch.engine.topology.uses import Family, Line, Use, families, uses_of_calls, uses_of_counts
-from ncclwatch.model.columns import distinct
 from ncclwatch.model.events import Function
+from ncclwatch.model.rows import distinct
 from ncclwatch.model.topology import FUNCTION_NAMES, Group, Layout, Role, Topology
 
 MAX_FAMILIES = 16
