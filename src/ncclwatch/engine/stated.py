@@ -90,7 +90,11 @@ def _missed(case: Case) -> list[Member]:
     if not gone or any(map(errors_of, case.alive)):
         return gone
     needed = {node.index for sink in case.waits.sinks if sink.waits for node in sink.nodes if isinstance(node, RankNode)}
-    needed.update(*(case.job.groups[number].ranks for number in case.waits.collectives()))
+    alive, failed = {one.index for one in case.alive}, {one.index for one in gone if one.info.key in case.known.failed}
+    for group in map(case.job.groups.__getitem__, case.waits.collectives()):
+        # Where all have ended by themselves nobody is left who needs any: what they were last seen in, they ended.
+        left = group.missing or not alive.isdisjoint(group.ranks)
+        needed |= group.ranks.keys() if left else failed & group.ranks.keys()
     if case.still >= HANG_FLOOR_S:  # Of who waits for it between GPUs nothing is seen: whoever failed is taken to be needed.
         needed |= {one.index for one in gone if one.info.key in case.known.failed and hides(one)}
     return [member for member in gone if member.index in needed]

@@ -114,6 +114,21 @@ def test_a_rank_that_ended_and_has_nothing_in_common_with_who_stands_still_is_no
     assert said([*ranks, elsewhere]) == (VerdictClass.NOT_ENTERED, [0])
 
 
+@pytest.mark.parametrize(("failed", "left", "named"), [(False, "X", []), (True, "X", [2, 3]), (False, "S", [2])])
+def test_who_ended_with_all_it_was_seen_in_a_collective_with_is_missed_only_if_it_failed(
+    failed: bool, left: str, named: list[int]
+) -> None:
+    """Ranks of a job that is over end one after the other; the last look at some of them was in their last operation."""
+    ranks = []
+    for rank in range(4):
+        beside = pair(OTHER if rank > 1 else TENSOR, rank % 2, (2, 3) if rank > 1 else (0, 1))
+        waits = recv(1 - rank % 2, posted=4, received=0, delivered=0, consumed=0, nsteps=4, comm_hash=OTHER)
+        state = ("S", "S", "X", left)[rank]
+        ranks.append(Rank(rank, 4, (communicator(rank, 4), beside), (waits,) if rank > 1 else (), state))
+    keys = {series[0].process.key for series in looks(ranks) if series[0].run_state == "X"}
+    assert said(ranks, Known(failed=keys if failed else frozenset()))[1] == named
+
+
 def test_whose_host_was_seen_whole_by_others_has_ended_too() -> None:
     """Rank 0 is on another host than rank 1, of which rank 3 was seen, in another communicator."""
     ranks = left_by_the_killed()
