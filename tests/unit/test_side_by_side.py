@@ -41,8 +41,7 @@ def test_one_cpu_or_one_chunk_is_worked_on_here(monkeypatch: pytest.MonkeyPatch)
 
 def ends_at(item: int, *, ending: int) -> int:
     if item == ending:
-        os.kill(os.getpid(), signal.SIGTERM)
-        signal.pause()
+        os.kill(os.getpid(), signal.SIGKILL)
     return item
 
 
@@ -54,13 +53,13 @@ def as_lost(item: int, code: int) -> int:
 def test_what_ends_its_process_is_told_and_the_rest_is_done(monkeypatch: pytest.MonkeyPatch, cpus: set[int]) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cpus)
     done = list(side_by_side(partial(ends_at, ending=5), range(8), chunk=2, lost=as_lost))
-    assert done == [0, 1, 2, 3, 4, -5000 - signal.SIGTERM, 6, 7]
+    assert done == [0, 1, 2, 3, 4, -5000 - signal.SIGKILL, 6, 7]
 
 
 @pytest.mark.parametrize("ending", [0, 2])
 def test_work_apart_goes_on_behind_what_was_lost(ending: int) -> None:
     done = list(apart(partial(ends_at, ending=ending), range(3), as_lost))
-    assert done == [-1000 * item - signal.SIGTERM if item == ending else item for item in range(3)]
+    assert done == [-1000 * item - signal.SIGKILL if item == ending else item for item in range(3)]
     assert list(apart(who, [], as_lost)) == []
     assert os.getpid() not in {process for _, process in apart(who, range(3), lambda item, _: (item, 0))}
 
