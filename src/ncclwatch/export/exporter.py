@@ -118,9 +118,12 @@ class Exporter:
             self._say(f"{left} events were not taken by {self.receiver.url} until the end")
 
     def _work(self) -> None:
-        while not self._closing.is_set():
+        last = False
+        while not last:
             self._wake.wait(max(0.05, self._due() - self._clock()))
             self._wake.clear()
+            # What came while a round was under way is sent in one that begins after the end was said.
+            last = self._closing.is_set()
             self._round()
 
     def _due(self) -> float:

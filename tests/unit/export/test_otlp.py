@@ -265,6 +265,27 @@ def test_what_waits_is_sent_at_the_end(collector: Collector, monkeypatch: pytest
     assert "ncclwatch_ranks" in own
 
 
+def test_what_comes_while_metrics_are_told_is_sent_at_the_end(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ncclwatch.export.exporter.CLOSE_S", 60.0)
+    under_way, told = threading.Event(), threading.Event()
+
+    def slow() -> list[JobMetrics]:
+        under_way.set()
+        told.wait(60)
+        return []
+
+    exporter = Exporter(Receiver(collector.url), slow, interval_s=3600.0)
+    assert under_way.wait(60)
+    exporter.put(event(7))
+    closing = threading.Thread(target=exporter.close)
+    closing.start()
+    while not exporter._closing.is_set():
+        time.sleep(0.01)
+    told.set()
+    closing.join()
+    assert numbers(collector) == [7] and exporter.lines() == []
+
+
 def test_a_view_that_cannot_be_told_ends_nothing(collector: Collector) -> None:
     def broken() -> list[JobMetrics]:
         raise RuntimeError("broken view")
