@@ -17,7 +17,7 @@ from ncclwatch.engine.redraw import has_moved, is_begun
 from ncclwatch.model.cause import Cause
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.job import Job, Member, identity_of, launched
-from ncclwatch.model.joined import hides, veiled
+from ncclwatch.model.joined import hides
 from ncclwatch.model.rings import CHUNK_STEPS, is_ring
 from ncclwatch.model.state import Direction, Transport
 from ncclwatch.model.verdict import LinkRef, VerdictClass
@@ -61,13 +61,11 @@ def inside_node(case: Case) -> Iterator[Hypothesis]:
         return
     doors = {wait.subject.index for sink in hidden for wait in sink.waits if isinstance(wait.subject, RankNode)}
     first = {member.index for node in nodes if (member := job.groups[node.group_id].holder(node.comm_rank)) is not None}
-    # Those further in that wait for others are none of them.
-    inside = set[int]().union(*(veiled(job.groups[node.group_id], node.comm_rank) for node in nodes))
-    behind = first | (inside - case.waits.waiting)
+    named = doors.union(*map(case.waits.veiled, hidden))
     stalls = {index: case.waits.stalls_of(index) for index in doors}
     groups = {node.group_id for node in nodes}
     counts = {(number, launched(*held)) for number in groups for held in job.groups[number].members.values()}
-    known = {identity_of(own, own.rank) for index in doors | behind for _, own in job.held_by(job.member(index))}
+    known = {identity_of(own, own.rank) for index in named for _, own in job.held_by(job.member(index))}
     one_node = len({one[0] for one in known if one}) == 1
     level = len(counts) == len(groups) and all(count is not None for _, count in counts)
     if not one_node or not level or not all(stalls.values()) or first & (case.waits.waiting - doors):
@@ -77,7 +75,7 @@ def inside_node(case: Case) -> Iterator[Hypothesis]:
     supports = [*wait_facts(wait for sink in hidden for wait in sink.waits), *marks]
     yield naming(
         VerdictClass.NOT_ENTERED if cause in NOT_STARTED else VerdictClass.HARDWARE,
-        [observed(job, job.member(index), (), stalls.get(index, marks), cause) for index in sorted(doors | behind)],
+        [observed(job, job.member(index), (), stalls.get(index, marks), cause) for index in sorted(named)],
         case.waits.victims(hidden) | {index for number in groups for index in job.groups[number].ranks}, 0.5,
         [told("one of them has stopped; what joins them inside the node hides which"), *supports], tie=True,
     )  # fmt: skip

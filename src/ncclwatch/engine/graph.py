@@ -32,7 +32,7 @@ from ncclwatch.engine.evidence.base import (
 from ncclwatch.model.columns import Flags
 from ncclwatch.model.digraph import adjacency, final_components, reaching
 from ncclwatch.model.job import Job, Member
-from ncclwatch.model.joined import beside_unobserved, neighbours
+from ncclwatch.model.joined import beside_unobserved, neighbours, veiled
 from ncclwatch.model.rows import distinct
 
 EdgeT = TypeVar("EdgeT", Wait, StallMark)
@@ -146,6 +146,16 @@ class Waits:
     def victims(self, sinks: Iterable[Sink]) -> set[int]:
         """Indices of the processes that wait for one of these ends, directly or through others. O(edges)."""
         return self.behind(node for sink in sinks for node in sink.nodes)
+
+    def veiled(self, sink: Sink) -> set[int]:
+        """Where waits end at a rank that NVLink hides: that process, who may wait for it, and those further in that wait for
+        nobody. One of them holds the others up; which does not show. Empty for other ends, and where that rank was not observed.
+        """
+        node = sink.nodes[0]
+        if not isinstance(node, HiddenNode) or (hidden := self.job.groups[node.group_id].holder(node.comm_rank)) is None:
+            return set()
+        doors = {wait.subject.index for wait in sink.waits if isinstance(wait.subject, RankNode)}
+        return doors | {hidden.index} | (veiled(self.job.groups[node.group_id], node.comm_rank) - self.waiting)
 
     def behind(self, nodes: Iterable[Node]) -> set[int]:
         """Indices of those that wait for nodes, also through others and in retracted waits (they come later). O(edges)."""

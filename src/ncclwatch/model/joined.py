@@ -35,17 +35,14 @@ def hidden_on(communicator: Communicator, channel: int) -> set[int]:
 
 def veiled(group: Group, rank: int) -> set[int]:
     """Processes, by their number in the job, that such transports join to one rank of a communicator, also through others, and
-    that one. O(connections).
+    that one.
     """
     ranks = [rank]
-    for one in ranks:
-        own = group.members[one][1] if one in group.members else None
-        ranks += {peer for channel in _channels(own) for peer in hidden_on(own, channel)}.difference(ranks) if own else ()
+    for one in filter(group.members.__contains__, ranks):
+        own = group.members[one][1]
+        peers = {peer for channel in {link[0] for link in own.transports} for peer in hidden_on(own, channel)}
+        ranks += peers.difference(ranks)
     return {group.members[one][0].index for one in ranks if one in group.members}
-
-
-def _channels(communicator: Communicator) -> set[int]:
-    return {channel for channel, _, _, _ in communicator.transports}
 
 
 def neighbours(communicator: Communicator) -> set[int]:

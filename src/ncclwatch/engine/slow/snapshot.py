@@ -20,12 +20,11 @@ from ncclwatch.engine.case import Case
 from ncclwatch.engine.conflicts import StageOf
 from ncclwatch.engine.edges import PROXY_STALLS, Wait, Why, laggards
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactColumns, FactKind, HiddenNode, LinkNode, Node, RankNode
-from ncclwatch.engine.graph import Sink, Waits
+from ncclwatch.engine.graph import Waits
 from ncclwatch.engine.slow.kernels import Kernels, OrderOf, awaited_inside, read_kernels
 from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.job import Job, Member
-from ncclwatch.model.joined import veiled
 from ncclwatch.model.state import Direction, OpPhase, ProcessSample, Transport
 from ncclwatch.model.topology import pass_text
 
@@ -147,7 +146,7 @@ def take_look(
         for wait in (*sink.waits, *sink.inside):
             among[wait.object].append(wait)
         rest = sink.waits or sink.inside
-        veil, ends = _behind(waits, sink), [node for node in sink.nodes if node not in doubtful]
+        veil, ends = sorted(waits.veiled(sink)), [node for node in sink.nodes if node not in doubtful]
         unseen.update(veil)
         for at in veil:
             holds.append(Hold(Part.GPU, weight / len(veil), job.member(at).info.key, group=rest[0].key.group, among=len(veil)))
@@ -191,17 +190,6 @@ def _cpu_times(sample: ProcessSample) -> CpuTimes | None:
         return None
     limit = () if (own := sample.cpu_limit) is None else (own.periods, own.throttled, own.group)
     return CpuTimes(sample.time_ns / 1e9, sample.run_queue_wait_ns / 1e9, sample.cpu_time_ns / 1e9, *limit)
-
-
-def _behind(waits: Waits, sink: Sink) -> list[int]:
-    """Indices of those of whom one works, where waits end at a rank that NVLink hides: that one, who may wait for it, and those
-    further in that do not wait for others; which of them it is does not show.
-    """
-    node, group = sink.nodes[0], waits.job.groups[sink.waits[0].key.group] if sink.waits else None
-    if group is None or not isinstance(node, HiddenNode) or (hidden := group.holder(node.comm_rank)) is None:
-        return []
-    doors = {wait.subject.index for wait in sink.waits if isinstance(wait.subject, RankNode)}
-    return sorted(doors | {hidden.index} | (veiled(group, node.comm_rank) - waits.waiting))
 
 
 def _activities(
