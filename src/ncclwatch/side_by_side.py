@@ -1,10 +1,10 @@
-"""Work on many files by as many processes as there are CPUs for it, or by one that may be lost."""
+"""Work on many files by as many processes as there are CPUs for it, by one that may be lost, or by one beside this."""
 
 from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import IO, Any, NoReturn, TypeVar
 
@@ -52,13 +52,9 @@ def apart(work: Callable[[T], R], items: Sequence[T], lost: Callable[[T, int], R
     """
     at = 0
     while at < len(items):
-        reading, writing = os.pipe()
-        if not (worker := os.fork()):
-            os.close(reading)
-            _work(work, items[at:], writing)
-        os.close(writing)
+        worker, stream = _begin(work, items[at:])
         try:
-            with os.fdopen(reading, "rb") as stream:
+            with stream:
                 for said, made in iter(partial(_next, stream), None):
                     if not said:
                         raise made
@@ -70,6 +66,39 @@ def apart(work: Callable[[T], R], items: Sequence[T], lost: Callable[[T, int], R
         if at < len(items):
             yield lost(items[at], os.waitstatus_to_exitcode(status))
             at += 1
+
+
+def beside(work: Callable[[T], R], items: Sequence[T], *, alone: bool = False) -> Generator[R, None, None]:
+    """What ``work`` makes of each item, in order: of the second by another process while this one works on the first, unless
+    ``alone``. For few items that take long: nothing but what is made of them is handed from process to process. What nobody
+    asks for is not worked on, but for the second. For one who has not begun any thread.
+    """
+    if alone or len(items) < 2 or len(os.sched_getaffinity(0)) < 2:
+        yield from map(work, items)
+        return
+    worker, stream = _begin(work, items[1:2])
+    try:
+        with stream:
+            yield work(items[0])
+            answer = _next(stream)
+    finally:
+        os.waitpid(worker, 0)
+    # Who has ended without a word (it ran out of memory) has done nothing.
+    said, made = answer or _tried(work, items[1])
+    if not said:
+        raise made
+    yield made
+    yield from map(work, items[2:])
+
+
+def _begin(work: Callable[[T], R], items: Sequence[T]) -> tuple[int, IO[bytes]]:
+    """Another process that works on items, and where it says what it has made of each."""
+    reading, writing = os.pipe()
+    if not (worker := os.fork()):
+        os.close(reading)
+        _work(work, items, writing)
+    os.close(writing)
+    return worker, os.fdopen(reading, "rb")
 
 
 def _work(work: Callable[[T], R], items: Sequence[T], writing: int) -> NoReturn:

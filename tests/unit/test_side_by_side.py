@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from ncclwatch.side_by_side import apart, side_by_side
+from ncclwatch.side_by_side import apart, beside, side_by_side
 
 
 def who(item: int) -> tuple[int, int]:
@@ -75,3 +75,25 @@ def test_who_stops_asking_leaves_no_process() -> None:
 def test_what_work_raises_is_raised_here() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         list(apart(int, ["1", "x"], lambda *_: 0))
+
+
+def test_the_second_is_done_by_another_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    done = list(beside(who, range(4)))
+    assert [item for item, _ in done] == list(range(4))
+    assert [process == os.getpid() for _, process in done] == [True, False, True, True]
+    assert {process for _, process in beside(who, range(4), alone=True)} == {os.getpid()}
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_second_that_is_lost_is_done_here_and_one_nobody_asks_for_is_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert list(beside(partial(dies_elsewhere, home=os.getpid()), [4, 5, 6])) == [4, 5, 6]
+    asked = beside(int, ["1", "x"])
+    assert next(asked) == 1
+    asked.close()
+    with pytest.raises(ValueError, match="invalid literal"):
+        list(beside(int, ["1", "x"]))
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)

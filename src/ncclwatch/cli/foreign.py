@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from ncclwatch.ingest.joined import completed
 from ncclwatch.model.job import Job
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.side_by_side import beside
 from ncclwatch.slow_modes import SlowRule
 from ncclwatch.text import clean
 
@@ -104,19 +107,25 @@ def judge_found(found: Found, slow: SlowRule | None = None) -> tuple[list[Judged
 
 def judge_ingested(ingested: Ingested, slow: SlowRule | None = None) -> list[Verdict]:
     """What stands of one job, worst first: by its batches, else by the first further view that names somebody."""
-    said: list[Verdict] = []
-    for number, view in enumerate((View(ingested.batches, ingested.amend), *ingested.views)):
-        if said and said[0].verdict_class.accuses and not view.over(said[0]):
-            continue
-        watch = (slow or SlowRule()).watch() if ingested.slowness else _NoPace(in_order=view.in_order)
-        namer = StageNamer() if ingested.stages else _NoStages()
-        diagnosis = LiveDiagnosis(ledger=Ledger(depth=ingested.depth), slow=watch, namer=namer)
-        found = [view.amend(verdict) for verdict in _stand(view.batches, diagnosis)]
-        if number == 0 or any(verdict.verdict_class.accuses for verdict in found):
-            said = found
+    views, judge = (View(ingested.batches, ingested.amend), *ingested.views), partial(_judge_view, ingested, slow)
+    with closing(beside(judge, views, alone=not ingested.large)) as told:
+        said = next(told)
+        for view in views[1:]:
+            if said[0].verdict_class.accuses and not view.over(said[0]):
+                break
+            found = next(told)
+            if any(verdict.verdict_class.accuses for verdict in found):
+                said = found
     blind = ingested.blind
     said = [ingested.finish(verdict) for verdict in said]
     return [replace(verdict, unobserved=tuple(dict.fromkeys((*verdict.unobserved, *blind)))) for verdict in said]
+
+
+def _judge_view(ingested: Ingested, slow: SlowRule | None, view: View) -> list[Verdict]:
+    watch = (slow or SlowRule()).watch() if ingested.slowness else _NoPace(in_order=view.in_order)
+    namer = StageNamer() if ingested.stages else _NoStages()
+    diagnosis = LiveDiagnosis(ledger=Ledger(depth=ingested.depth), slow=watch, namer=namer)
+    return [view.amend(verdict) for verdict in _stand(view.batches, diagnosis)]
 
 
 class _NoStages(StageNamer):

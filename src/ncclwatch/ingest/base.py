@@ -46,7 +46,8 @@ def nothing(_: Verdict) -> bool:
 class View:
     """The same job by another count that its files keep (what GPUs have begun, what they have ended), as batches.
 
-    It is judged where all before it named nobody, or where it is finer (``over``). ``amend`` puts the verdict into the words of
+    It is judged where all before it named nobody, or where it is finer (``over``); with one that is not, those behind it are not
+    judged, either. ``amend`` puts the verdict into the words of
     that count.
     """
 
@@ -84,6 +85,8 @@ class Ingested:
     """Collectives of one rank on one communicator that its batches hold at most: for more no room is made."""
     views: Sequence[View] = ()
     """Further views of the job, in the order in which they are judged."""
+    large: bool = False
+    """Whether a view takes so long to be judged that two are judged at a time."""
     amend: Callable[[Verdict], Verdict] = unchanged
     """Adds to each verdict what no record of the engine holds: names of groups, times of calls."""
     finish: Callable[[Verdict], Verdict] = unchanged

@@ -164,7 +164,8 @@ def ingested_of(job: FlightJob, prefix: str, problems: Sequence[str] = (), notes
     return Ingested(
         batches=_Batches(job, State.SCHEDULED), problems=tuple(problems), blind=tuple(_blind(job)),
         notes=(*_notes(job, prefix), *notes), job=prefix, source=job, stages=False, slowness=False, depth=job.depth,
-        views=tuple(views), amend=partial(amend, job, CALLED), finish=partial(with_lines, job),
+        views=tuple(views), large=len(job.ranks) >= MANY_FILES,
+        amend=partial(amend, job, CALLED), finish=partial(with_lines, job),
     )  # fmt: skip
 
 
