@@ -33,6 +33,8 @@ _STALLED = re.compile(r"gpu stalled (between|at-begin|inside)\b.* at [\d.]+$")
 _POLL_S = 0.02
 LINK_RATE = 25e6
 """Bytes a second of each host's link, where hosts have links: little enough that a fault of one shows."""
+NOT_SHARED = {"NCCL_SHM_DISABLE": "1", "NCCL_P2P_DISABLE": "1"}
+"""Ranks of one host use the network among themselves."""
 ON_LINKS = frozenset({"link-down", "link-limit", "link-impair", "traffic"})
 
 
@@ -91,7 +93,7 @@ class Play:
             extra=[*made.options, "--time", "--gate", *extra],
             nvlinks=made.nvlinks,
             as_nccl_likes=made.as_nccl_likes,
-            env=LOG if made.as_nccl_likes else {},
+            env=(LOG if made.as_nccl_likes else {}) | ({} if made.shared_memory else NOT_SHARED),
             wait_for="nothing",
         )
         self.first_iteration: float | None = None

@@ -66,6 +66,8 @@ class TestbedPlan:
     """How many join each GPU to an NVSwitch of its host; 0: shared memory joins them."""
     as_nccl_likes: bool = False
     """Whether NCCL chooses algorithm and protocol, not the scenario."""
+    shared_memory: bool = True
+    """Whether ranks of one host may share memory; else they use the network among themselves as well."""
 
 
 def fitted(scenario: Scenario) -> Scenario:
@@ -94,7 +96,8 @@ def _unplayable(scenario: Scenario) -> list[str]:
 
 
 def plan(scenario: Scenario, *, links: bool = False) -> TestbedPlan:
-    """Map a scenario to the testbed. Hosts are the scenario's nodes where those use shared memory or P2P, else one rank a host.
+    """Map a scenario to the testbed. Hosts are the scenario's nodes where those use shared memory or P2P, or where a fault is one
+    of a whole host, which neither NCCL nor anybody else would know of otherwise. Else each rank is a host.
 
     ``links`` says that hosts have links of their own (network namespaces): then faults of a link or a NIC are played on that of
     the rank's host, both ways and with everybody.
@@ -130,8 +133,8 @@ def plan(scenario: Scenario, *, links: bool = False) -> TestbedPlan:
             actions.append(_on_link(fault, scenario))
         else:
             options += _fault(fault, scenario, actions, unsupported)
-    hosts = (1,) * layout.world
-    if net.intra_node in ("shm", "p2p"):
+    hosts, shared = (1,) * layout.world, net.intra_node in ("shm", "p2p")
+    if shared or any(fault.kind in ON_A_HOST for fault in scenario.faults):
         nodes = -(-layout.world // layout.ranks_per_node)
         hosts = tuple(len(ranks_of_node(layout, node)) for node in range(nodes))
     return TestbedPlan(
@@ -144,6 +147,7 @@ def plan(scenario: Scenario, *, links: bool = False) -> TestbedPlan:
         actions=tuple(actions),
         unsupported=tuple(unsupported),
         nvlinks=NVLINKS if net.intra_node == "p2p" else 0,
+        shared_memory=shared or set(hosts) == {1},
     )
 
 
@@ -241,6 +245,8 @@ def _fault(fault: Fault, scenario: Scenario, actions: list[HarnessAction], unsup
     return [word for text in texts[kind] for word in ("--fault", text)] + watchdog + copies
 
 
+ON_A_HOST = frozenset({FaultKind.HOST_LOAD, FaultKind.FEW_CPUS})
+"""Faults of all ranks of a host together."""
 ON_A_LINK = frozenset(
     {FaultKind.LINK_DOWN, FaultKind.SLOW_LINK, FaultKind.LOSSY_LINK, FaultKind.NIC_LIMIT, FaultKind.BACKGROUND_TRAFFIC}
 )

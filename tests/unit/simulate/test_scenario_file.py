@@ -136,3 +136,8 @@ def test_where_in_an_operation_a_fault_strikes() -> None:
     assert made.unsupported == ()
     assert "--fault stall_gpu:rank=3,at=5,group=dp,nth=1,delay_us=8000" in " ".join(made.options)
     assert made.actions == (HarnessAction("kill", (1,), 2.5), HarnessAction("limit", (4, 5, 6, 7), 1.0, 0.08, iterations=3))
+    assert (made.hosts, made.shared_memory) == ((4, 4), False), "a fault of a host needs one that NCCL knows"
+    alone = plan(fitted(parse(data | {"faults": faults[:2]})))
+    assert (alone.hosts, alone.shared_memory) == ((1,) * 8, True)
+    shared = plan(fitted(parse(data | {"network": {"intra_node": "shm", "net": "socket"}})))
+    assert (shared.hosts, shared.shared_memory) == ((4, 4), True)
