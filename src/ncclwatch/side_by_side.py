@@ -80,11 +80,12 @@ def beside(work: Callable[[T], R], items: Sequence[T], *, alone: bool = False) -
     try:
         with stream:
             yield work(items[0])
-            answer = _next(stream)
+            answer: Any = _next(stream)
     finally:
         os.waitpid(worker, 0)
-    # Who has ended without a word (it ran out of memory) has done nothing.
-    said, made = answer or _tried(work, items[1])
+    if answer is None:  # who has ended without a word (it ran out of memory) has done nothing
+        answer = _tried(work, items[1])
+    said, made = answer
     if not said:
         raise made
     yield made
