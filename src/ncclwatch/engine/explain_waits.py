@@ -170,8 +170,8 @@ def _has_sent(case: Case, end: End) -> bool:
     if operation.direction is not Direction.RECV or rank is None or end.member.last.torn or not is_ring(operation):
         return False
     own = group.members[rank][1]
-    following = next((ring.next for ring in own.rings if ring.channel == channel), -1)
-    if (channel, following, Direction.SEND, Transport.NET) not in own.transports:
+    ring = own.ring(channel)
+    if ring is None or (channel, ring.next, Direction.SEND, Transport.NET) not in own.transports:
         return False
     sends = t.sends & (t.group == t.place_of[group.id]) & (t.rank == rank)
     return not (sends & (t.channel == channel) & (t.op_count == operation.op_count)).any()

@@ -149,8 +149,8 @@ class Transfers:
         """Whether the peer of a row is its rank's parent in a tree."""
         rank, channel = int(self.rank[row]), int(self.channel[row])
         own = self.group_of(row).members.get(rank)
-        parents = {ring.channel: ring.parent for ring in own[1].rings} if own is not None else {}
-        return parents.get(channel) == int(self.peer[row])
+        ring = own[1].ring(channel) if own is not None else None
+        return ring is not None and ring.parent == int(self.peer[row])
 
     def key(self, row: int) -> ConnectionKey:
         """The connection of a row."""

@@ -307,6 +307,10 @@ class Communicator:
     it was not read.
     """
 
+    def ring(self, channel: int) -> ChannelRing | None:
+        """The ring of a channel, where it was read. O(channels)."""
+        return next((ring for ring in self.rings if ring.channel == channel), None)
+
     def may_message(self, peer: int) -> bool:
         """Whether a Send or Recv with a peer may be under way: NCCL connects the two for it before it launches
         (``connIndex`` 1, src/enqueue.cc).

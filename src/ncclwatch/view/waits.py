@@ -129,7 +129,8 @@ def host_waits(end: HostConnection) -> bool:
 
 def _is_empty(communicator: Communicator, end: HostConnection) -> bool:
     """Whether everything that came from the rank before in the ring has been read."""
-    from_ring = any(ring.channel == end.channel and ring.prev == end.peer for ring in communicator.rings)
+    ring = communicator.ring(end.channel)
+    from_ring = ring is not None and ring.prev == end.peer
     return end.direction is Direction.RECV and end.head is not None and end.head == end.tail and from_ring
 
 

@@ -200,12 +200,12 @@ class _Inside:
         """The next rank in the ring, by NVLink, if it has sent all: it still has to read what this one has yet to receive."""
         t, group, channel = self.transfers, self.transfers.group_of(row), int(self.transfers.channel[row])
         member, own = group.members[int(t.rank[row])]
-        reader = next((ring.next for ring in own.rings if ring.channel == channel), own.rank)
-        if reader not in hidden_on(own, channel) or reader not in group.members:
+        ring = own.ring(channel)
+        if ring is None or ring.next not in hidden_on(own, channel) or ring.next not in group.members:
             return
-        peer, view = group.members[reader]
+        peer, view = group.members[ring.next]
         sends_on = any(link[0] == channel and link[2:] == (Direction.SEND, Transport.NET) for link in view.transports)
-        if sends_on and not len(self._of(row, reader, sends=True)) and launched(peer, view) == launched(member, own):
+        if sends_on and not len(self._of(row, ring.next, sends=True)) and launched(peer, view) == launched(member, own):
             self._amid.add(peer.index)
             yield waits_for(self.job, group, peer, own.rank, Why.EMPTY, f"the last part, channel {channel}", channel=channel)
 
@@ -264,7 +264,7 @@ class _Inside:
         if not is_ring(end.operation):
             if member.index not in self._amid or edges.has_produced(end.sub):
                 yield from self._hidden(group, channel, other, member)
-        elif (ring := next((ring for ring in group.members[rank][1].rings if ring.channel == channel), None)) is not None:
+        elif (ring := group.members[rank][1].ring(channel)) is not None:
             row, peer = int(self.compared.rows[place]), ring.prev if end.sends else ring.next
             yield from self._beside_in_ring(row, end, group, member, peer)
 
@@ -344,14 +344,14 @@ class _Inside:
         proxies (2.27.5 among them) drop what their transport reports as failed (``progressOps``, ``src/proxy.cc``).
         """
         channel, own = end.key.channel, group.members[group.ranks[member.index]][1]
-        previous = next((ring.prev for ring in own.rings if ring.channel == channel), -1)
-        if not is_ring(end.operation) or (channel, previous, Direction.RECV, Transport.NET) not in own.transports:
+        ring = own.ring(channel) if is_ring(end.operation) else None
+        if ring is None or (channel, ring.prev, Direction.RECV, Transport.NET) not in own.transports:
             return
-        target = node_of(group, previous)
+        target = node_of(group, ring.prev)
         link = isinstance(target, RankNode) and not self.job.member(target.index).halted
-        leads = LinkNode(group.id, previous, own.rank) if link else target
+        leads = LinkNode(group.id, ring.prev, own.rank) if link else target
         detail = f"{edges.operation_text(end)}, channel {channel}, produced {end.sub.gpu_ready} of {end.sub.nsteps} steps"
-        yield waits_for(self.job, group, member, previous, Why.BROKEN, detail, channel=channel, end=end, target=leads)
+        yield waits_for(self.job, group, member, ring.prev, Why.BROKEN, detail, channel=channel, end=end, target=leads)
 
     def _hidden(self, group: Group, channel: int, other: int, member: Member) -> Iterator[Wait]:
         own = group.members[group.ranks[member.index]][1]
