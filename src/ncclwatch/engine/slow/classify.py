@@ -29,6 +29,8 @@ LEAST_WAIT = 0.3
 """Threads waiting for a CPU on average: fewer delay nothing. Unit: threads. From: chosen; NCCL's proxy polls with one."""
 HEAVY_WAIT = 1.0
 """Without a past: as many threads waiting are too many. Unit: threads. From: then the host thread or the proxy is always late."""
+NOT_UNLIKELY = 0.1
+"""Bound: probability of a candidate from which on more samples are asked for to tell it from who is named."""
 ALONE = 1.4
 """A rank is said to lack CPUs if so many times as many of its threads wait for one. Unit: ratio. From: chosen."""
 
@@ -57,6 +59,14 @@ class Judgement:
         if len(kinds) > 1:
             return VerdictClass.SLOW_MIXED
         return VerdictClass.SLOW_COMPUTATION if True in kinds else VerdictClass.SLOW_COMMUNICATION
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether more samples may name others beside who is named: a candidate that has them both is not unlikely."""
+        return any(
+            chance >= NOT_UNLIKELY and {*finding.members} < {*members}
+            for finding in self.findings for _, members, chance in finding.rivals
+        )  # fmt: skip
 
     def starts_late(self, finding: Finding) -> bool:
         """Whether the hosts of a finding's ranks are seen to begin iterations later than the others."""

@@ -189,9 +189,12 @@ class SlowWatch:
         return len(watch.looks) + len(watch.idle) >= SETTLED_SAMPLES and watch.iterations.known and watch.iterations.slow is None
 
     def searches(self, job: Job) -> bool:
-        """Whether more samples are wanted: a job is slow, and nobody is named, or a network beside which work shows later."""
+        """Whether more samples are wanted: a job is slow, and nobody is named, or a network beside which work shows later, or a
+        rank that may not be the only one.
+        """
         watch = self._watch_of(job)
-        told = watch.standing is not None and watch.standing.verdict_class is not VerdictClass.SLOW_COMMUNICATION
+        network = VerdictClass.SLOW_COMMUNICATION
+        told = (said := watch.standing) is not None and said.verdict_class is not network and not said.may_grow
         if (since := watch.slow_since) is None or told or len(job.members) > CHEAP_RANKS:
             return False
         return sum(look.time >= since for look in watch.looks) < SEARCHING_SAMPLES

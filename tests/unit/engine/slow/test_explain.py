@@ -111,3 +111,15 @@ def test_a_job_that_takes_twice_as_long_is_said_to_as_soon_as_that_has_repeated(
 def test_every_term_has_words() -> None:
     """The trail says what spoke for a culprit: a term without words would end the judgement."""
     assert set(TERM_WORDS) == set(TERMS)
+
+
+def test_who_is_named_may_not_be_the_only_one() -> None:
+    job = job_of(samples())
+
+    def may_grow(kind: str, members: tuple[int, ...], chance: float) -> bool:
+        found = Finding(Kind.COMPUTE, (1,), 0.4, 9, 0.8, rivals=(("nobody", (), 0.2), (kind, members, chance)))
+        return judgement(job, found).may_grow
+
+    assert may_grow("two-ranks", (1, 3), 0.15) and may_grow("host", (0, 1), 0.15)
+    assert not may_grow("two-ranks", (1, 3), 0.02), "unlikely"
+    assert not may_grow("two-ranks", (2, 3), 0.15) and not may_grow("rank", (2,), 0.15), "in place of it, not beside it"
