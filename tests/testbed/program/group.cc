@@ -10,6 +10,24 @@ namespace job {
 namespace {
 std::atomic<bool> g_aborting{false};
 std::atomic<bool> g_register{false};
+std::atomic<bool> g_allocate_by_nccl{false};
+
+char* allocate(size_t bytes) {
+  void* buffer = nullptr;
+  if (g_allocate_by_nccl)
+    NCCL(ncclMemAlloc(&buffer, bytes));
+  else
+    CUDA(cudaMalloc(&buffer, bytes));
+  return static_cast<char*>(buffer);
+}
+
+void release(char* buffer) {
+  if (!buffer) return;
+  if (g_allocate_by_nccl)
+    NCCL(ncclMemFree(buffer));
+  else
+    CUDA(cudaFree(buffer));
+}
 }
 
 void set_aborting() { g_aborting = true; }
@@ -47,6 +65,7 @@ std::unique_ptr<Group> Group::split(const std::string& part, int color, int key,
 }
 
 void Group::register_buffers() { g_register = true; }
+void Group::allocate_by_nccl() { g_allocate_by_nccl = true; }
 
 void Group::deregister() {
   for (void* handle : registered_) NCCL(ncclCommDeregister(comm, handle));
@@ -57,10 +76,10 @@ void Group::reserve(size_t bytes) {
   if (bytes <= capacity) return;
   if (capacity) synchronize();  // operations on the old buffers may still run
   deregister();
-  if (input) CUDA(cudaFree(input));
-  if (output) CUDA(cudaFree(output));
-  CUDA(cudaMalloc(reinterpret_cast<void**>(&input), bytes));
-  CUDA(cudaMalloc(reinterpret_cast<void**>(&output), bytes));
+  release(input);
+  release(output);
+  input = allocate(bytes);
+  output = allocate(bytes);
   capacity = bytes;
   if (!g_register) return;
   for (char* buffer : {input, output}) NCCL(ncclCommRegister(comm, buffer, bytes, &registered_.emplace_back()));
@@ -84,8 +103,8 @@ void Group::abort() {
 
 Group::~Group() {
   destroy();
-  CUDA(cudaFree(input));
-  CUDA(cudaFree(output));
+  release(input);
+  release(output);
   CUDA(cudaStreamDestroy(stream));
 }
 

@@ -34,6 +34,8 @@ class Group {
   void abort();    // ncclCommAbort
   // From now on buffers are registered with their communicator (ncclCommRegister).
   static void register_buffers();
+  // From now on buffers are NCCL's own memory (ncclMemAlloc), of which peers can map what is registered.
+  static void allocate_by_nccl();
 
   const std::string name;
   ncclComm_t comm;
