@@ -21,6 +21,12 @@ char* allocate(size_t bytes) {
   return static_cast<char*>(buffer);
 }
 
+void set_name([[maybe_unused]] ncclConfig_t& config, [[maybe_unused]] const char* name) {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+  if (name) config.commName = name;
+#endif
+}
+
 void release(char* buffer) {
   if (!buffer) return;
   if (g_allocate_by_nccl)
@@ -42,12 +48,14 @@ Group::Group(std::string name_, ncclComm_t comm_) : name(std::move(name_)), comm
   CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
 }
 
-std::unique_ptr<Group> Group::create(const Options& options, const std::string& name, int rank, int ranks, bool use_config) {
+std::unique_ptr<Group> Group::create(const Options& options, const std::string& name, int rank, int ranks, bool use_config,
+                                     const char* comm_name) {
   const ncclUniqueId id = exchange_id(options.run_dir, name, rank == 0);
   ncclComm_t comm = nullptr;
   if (use_config) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;
+    set_name(config, comm_name);
     NCCL(ncclCommInitRankConfig(&comm, ranks, id, rank, &config));
   } else {
     NCCL(ncclCommInitRank(&comm, ranks, id, rank));
@@ -55,10 +63,11 @@ std::unique_ptr<Group> Group::create(const Options& options, const std::string& 
   return std::unique_ptr<Group>(new Group(name, comm));
 }
 
-std::unique_ptr<Group> Group::split(const std::string& part, int color, int key, bool share) {
+std::unique_ptr<Group> Group::split(const std::string& part, int color, int key, bool share, const char* comm_name) {
   ncclComm_t child = nullptr;
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.splitShare = share;
+  set_name(config, comm_name);
   NCCL(ncclCommSplit(comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &child, &config));
   if (!child) return nullptr;
   return std::unique_ptr<Group>(new Group(part, child));
