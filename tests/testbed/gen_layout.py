@@ -61,6 +61,7 @@ MEMBERS = (
     ("ncclConnInfo", "connFifo"),  # from 2.20
     ("ncclDevChannel", "workCounter"),  # from 2.26
     ("ncclDevWorkColl", "netRegUsed"),  # from 2.24
+    ("ncclDevWorkColl", "recvbuffRmtAddrs"),  # from 2.23: rings on registered buffers
     ("ncclDevWorkP2p", "sendNetReg"),  # from 2.24
     ("ncclDevWorkColl", "profilerEnabled"),  # from 2.27: only where a profiler wants them
     ("ncclWorkElem", "chunkCount"),  # 2.20: the host cuts the work for each channel; before, the kernel did

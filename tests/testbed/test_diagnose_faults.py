@@ -49,7 +49,9 @@ CASES = {
 
 
 def wait_until_it_stands(job: Job, *, creation: bool, timeout_s: float = 60.0) -> None:
-    """Until no rank has finished an iteration for a while."""
+    """Until no rank has finished an iteration for a while, reckoned from its first: emulated, it takes a minute."""
+    if not creation:
+        job.wait_line(VICTIM, "iteration", 300)
     end, standing_since, last = time.monotonic() + timeout_s, time.monotonic(), [-1]
     while time.monotonic() < end:
         now = [job.progress(rank) for rank in range(4)]

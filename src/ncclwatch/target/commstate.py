@@ -237,7 +237,7 @@ class CommReader:
             transports=tuple((c.channel, c.peer, str(c.direction), c.transport) for c in connectors),
             message_peers=None if connecting is None else tuple(sorted(messaged | connecting)),
             top_parent_ranks=parents if decoder.layout.has("ncclComm.topParentRanks") else tuple(range(nranks)),
-            name=decoder.string(values["config.commName"] or 0),
+            name=decoder.name(values["config.commName"] or 0),
             captured_plans=self._one_of(address, "ncclComm", ("localPersistentRefs", "persistentRefs")),
             device_initiated=_flag(self._one_of(values["sharedRes"] or 0, "ncclSharedResources", ("ginState.connected",))),
             multi_node_nvlink=_flag(self._one_of(address, "ncclComm", ("MNNVL",))),

@@ -176,15 +176,30 @@ class Decoder:
 
     def string(self, address: int, limit: int = MAX_STRING) -> str:
         """A C string, cut at ``limit`` bytes and cleaned of what a terminal would obey; empty when unreadable."""
-        if not self.is_readable(address, 1, 1):
+        return clean_text(self._bytes_at(address, limit))
+
+    def name(self, address: int, limit: int = MAX_STRING) -> str:
+        """A string to which NCCL keeps no more than the program's pointer: empty where what lies there now is no text.
+
+        PyTorch's ``nccl2`` frees the name of a communicator that it has split (``ProcessGroupNCCL::split``).
+        """
+        data = self._bytes_at(address, limit).split(b"\0", 1)[0]
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError:
             return ""
+        return text if text.isprintable() else ""
+
+    def _bytes_at(self, address: int, limit: int) -> bytes:
+        if not self.is_readable(address, 1, 1):
+            return b""
         first = min(limit, 4096 - address % 4096)
         data = self.reader.read_many([(address, first)])[0]
         if data is None:
-            return ""
+            return b""
         if b"\0" not in data and first < limit:
             data += self.reader.read_many([(address + first, limit - first)])[0] or b""
-        return clean_text(data)
+        return data
 
 
 def clean_text(data: bytes) -> str:

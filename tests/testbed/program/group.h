@@ -19,9 +19,11 @@ void halt_if_aborting();
 class Group {
  public:
   // Creates the communicator from an id exchanged under this name, with ncclCommInitRank or, with `config`, ncclCommInitRankConfig.
-  static std::unique_ptr<Group> create(const Options& options, const std::string& name, int rank, int ranks, bool config);
+  // `comm_name` is what the program calls the communicator (config.commName, 2.27 and later): NCCL keeps the pointer.
+  static std::unique_ptr<Group> create(const Options& options, const std::string& name, int rank, int ranks, bool config,
+                                       const char* comm_name = nullptr);
   // ncclCommSplit of this communicator, which shares its connections with `share`. Null for ranks that pass a negative colour, which belong to no part.
-  std::unique_ptr<Group> split(const std::string& name, int color, int key, bool share);
+  std::unique_ptr<Group> split(const std::string& name, int color, int key, bool share, const char* comm_name = nullptr);
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
@@ -34,6 +36,8 @@ class Group {
   void abort();    // ncclCommAbort
   // From now on buffers are registered with their communicator (ncclCommRegister).
   static void register_buffers();
+  // From now on buffers are NCCL's own memory (ncclMemAlloc), of which peers can map what is registered.
+  static void allocate_by_nccl();
 
   const std::string name;
   ncclComm_t comm;

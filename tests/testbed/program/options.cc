@@ -24,7 +24,7 @@ constexpr struct {
 [[noreturn]] void usage(const std::string& problem) {
   fprintf(stderr,
           "testjob: %s\nusage: --rank N --ranks N --run-dir DIR --shape NAME [--count N] [--type i8|…|bf16] [--reduction sum|prod|max|min|avg]\n"
-          "  [--iterations N] [--hold] [--verify] [--quiet] [--time] [--config] [--register] [--split-share] [--compute-us N] [--pause-us N] [--burst N] [--burst-after-us N] [--communicators N]\n"
+          "  [--iterations N] [--hold] [--verify] [--quiet] [--time] [--config] [--register] [--mem-alloc] [--split-share] [--compute-us N] [--pause-us N] [--burst N] [--burst-after-us N] [--communicators N]\n"
           "  [--tp N] [--gate] [--abort-after S] [--watchdog S] [--fault KIND:rank=R,…]\n"
           "  of shape serving: [--layers N] [--largest-batch N] [--prompt N] [--prefill-every N] [--idle-every N] [--idle-us N]\n"
           "  [--experts] [--rebuild-every N]\n"
@@ -130,7 +130,8 @@ Options parse_options(int argc, char** argv) {
   const std::map<std::string, bool*> switches = {
       {"--hold", &options.hold}, {"--verify", &options.verify}, {"--quiet", &options.quiet},
       {"--time", &options.timed}, {"--config", &options.use_config}, {"--gate", &options.gate},
-      {"--split-share", &options.split_share}, {"--register", &options.register_buffers}, {"--experts", &options.serving.experts},
+      {"--split-share", &options.split_share}, {"--register", &options.register_buffers}, {"--mem-alloc", &options.allocate_by_nccl},
+      {"--experts", &options.serving.experts},
       {"--sequence-parallel", &options.training.sequence_parallel},
       {"--trace", &options.training.trace}};
   for (int i = 1; i < argc; i++) {

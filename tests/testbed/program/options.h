@@ -43,6 +43,7 @@ struct Options {
   TrainingOptions training;
   ServingOptions serving;
   bool register_buffers = false;  // --register: buffers are registered with their communicators (ncclCommRegister)
+  bool allocate_by_nccl = false;  // --mem-alloc: buffers are NCCL's own memory (ncclMemAlloc)
   bool split_share = false;       // --split-share: split communicators share resources (ncclConfig_t.splitShare)
   bool gate = false;              // --gate: create nothing until there is a file `gate` in the run directory
   double abort_after_s = 2;       // --abort-after: of shape abort

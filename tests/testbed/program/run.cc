@@ -65,6 +65,7 @@ Run::Run(int argc, char** argv)
   shape_ = maker->second(Context{options_, progress_, faults_});
   faults_.before_start(progress_);
   if (options_.register_buffers) Group::register_buffers();
+  if (options_.allocate_by_nccl) Group::allocate_by_nccl();
   shape_->set_up();
   catch_stop();
   progress_.ready();

@@ -30,7 +30,7 @@ class Lines : public Primitives {
   }
 
  private:
-  void move(bool receive, bool send, const char* own, char* to, ssize_t count, bool last) override;
+  void move(bool receive, bool send, const char* own, char* to, ssize_t count, bool last, const char* at) override;
   void move_block(bool receive, bool send, const char* own, char* to, size_t at, size_t bytes, bool last);
   // What data takes up with its flags. LL128 comes in whole groups of lines.
   size_t wire_bytes(size_t data) const {
@@ -88,7 +88,7 @@ void Lines::write(const End& end, size_t at, size_t bytes, const char* data) con
   }
 }
 
-void Lines::move(bool receive, bool send, const char* own, char* to, ssize_t count, bool last) {
+void Lines::move(bool receive, bool send, const char* own, char* to, ssize_t count, bool last, const char*) {
   const size_t bytes = static_cast<size_t>(std::max<ssize_t>(count, 0)) * element_;
   stall_point(comm_.abort_flag);
   if (send)

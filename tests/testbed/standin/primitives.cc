@@ -80,8 +80,10 @@ void Primitives::combine(const char* own, const std::vector<const char*>& receiv
 }
 
 std::unique_ptr<Primitives> make_primitives(Protocol protocol, const Communicator& comm, const Connections& receive,
-                                            const Connections& send, Slicing slicing, const Reduction& reduction) {
-  if (protocol == Protocol::kSimple) return make_simple(comm, receive, send, slicing, reduction, comm.step(Protocol::kSimple));
+                                            const Connections& send, Slicing slicing, const Reduction& reduction,
+                                            const Registered& registered) {
+  if (protocol == Protocol::kSimple) return make_simple(comm, receive, send, slicing, reduction, comm.step(Protocol::kSimple), registered);
+  if (registered.way != Registered::Way::kNot) unsupported("registered buffers by another protocol than Simple");
   return make_lines(protocol, comm, receive, send, reduction);
 }
 

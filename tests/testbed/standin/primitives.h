@@ -34,6 +34,18 @@ struct Slicing {
 
 using Connections = std::vector<ncclConnInfo*>;
 
+// NCCL_P2P_WRITE and NCCL_P2P_READ: a connection over P2P, to buffers that the sender writes or the receiver reads.
+constexpr int kWrites = 1, kReads = 2;
+
+// A buffer that the program registered with NCCL (ncclCommRegister), and that peers reach directly over P2P: written by whoever sends to
+// this rank, or read by whoever receives from it. Nothing then goes through the buffers of those connections.
+struct Registered {
+  enum class Way { kNot, kWritten, kRead };
+  Way way = Way::kNot;
+  const char* own = nullptr;  // where it begins
+  char* for_peer = nullptr;   // the same in the peer's addresses
+};
+
 class Primitives {
  public:
   // Writes the steps back to the connections.
@@ -41,14 +53,15 @@ class Primitives {
   Primitives(const Primitives&) = delete;
   Primitives& operator=(const Primitives&) = delete;
 
-  // Counts are in elements; a count of 0 or less still takes its steps. What is received from several peers is reduced together.
-  void send(const char* from, ssize_t count) { move(false, true, from, nullptr, count, false); }
-  void copy_send(const char* from, char* to, ssize_t count) { move(false, true, from, to, count, false); }
-  void recv(char* to, ssize_t count) { move(true, false, nullptr, to, count, false); }
-  void recv_copy_send(char* to, ssize_t count) { move(true, true, nullptr, to, count, false); }
-  void recv_reduce_send(const char* own, ssize_t count) { move(true, true, own, nullptr, count, false); }
-  void recv_reduce_copy(const char* own, char* to, ssize_t count) { move(true, false, own, to, count, true); }
-  void recv_reduce_copy_send(const char* own, char* to, ssize_t count) { move(true, true, own, to, count, true); }
+  // Counts are in elements; a count of 0 or less still takes its steps. What is received from several peers is reduced together. `at` is
+  // where in this rank's output the elements belong, where no `to` says so: registered buffers of all ranks have them at the same place.
+  void send(const char* from, ssize_t count, const char* at = nullptr) { move(false, true, from, nullptr, count, false, at); }
+  void copy_send(const char* from, char* to, ssize_t count) { move(false, true, from, to, count, false, to); }
+  void recv(char* to, ssize_t count) { move(true, false, nullptr, to, count, false, to); }
+  void recv_copy_send(char* to, ssize_t count) { move(true, true, nullptr, to, count, false, to); }
+  void recv_reduce_send(const char* own, ssize_t count, const char* at = nullptr) { move(true, true, own, nullptr, count, false, at); }
+  void recv_reduce_copy(const char* own, char* to, ssize_t count) { move(true, false, own, to, count, true, to); }
+  void recv_reduce_copy_send(const char* own, char* to, ssize_t count) { move(true, true, own, to, count, true, to); }
 
  protected:
   // A connection and the step this end of it has come to.
@@ -59,7 +72,7 @@ class Primitives {
 
   Primitives(const Communicator& comm, const Connections& receive, const Connections& send, const Reduction& reduction);
 
-  virtual void move(bool receive, bool send, const char* own, char* to, ssize_t count, bool last) = 0;
+  virtual void move(bool receive, bool send, const char* own, char* to, ssize_t count, bool last, const char* at) = 0;
 
   // One result from the rank's own elements (may be null) and those received, put into `to` (may be null) and all of `outgoing`.
   void combine(const char* own, const std::vector<const char*>& received, char* to, const std::vector<char*>& outgoing, size_t count,
@@ -90,12 +103,13 @@ class Primitives {
 
 // src/device/prims_simple.h.
 std::unique_ptr<Primitives> make_simple(const Communicator& comm, const Connections& receive, const Connections& send, Slicing slicing,
-                                        const Reduction& reduction, size_t step_bytes);
+                                        const Reduction& reduction, size_t step_bytes, const Registered& registered = {});
 // src/device/prims_ll.h and prims_ll128.h; every chunk is one step.
 std::unique_ptr<Primitives> make_lines(Protocol protocol, const Communicator& comm, const Connections& receive, const Connections& send,
                                        const Reduction& reduction);
 // The protocol's primitives for a collective; `slicing` is Simple's.
 std::unique_ptr<Primitives> make_primitives(Protocol protocol, const Communicator& comm, const Connections& receive,
-                                            const Connections& send, Slicing slicing, const Reduction& reduction);
+                                            const Connections& send, Slicing slicing, const Reduction& reduction,
+                                            const Registered& registered = {});
 
 }  // namespace standin

@@ -30,10 +30,10 @@ struct Ring {
     const auto offset = [&](int chunk) { return piece.offset + chunk % n * piece.stride; };
     const auto count = [&](int chunk) { return std::min(piece.chunk, piece.end - offset(chunk)); };
     int chunk = index + n - 1;
-    prims.send(in(offset(chunk)), count(chunk));
+    prims.send(in(offset(chunk)), count(chunk), out(offset(chunk)));
     for (int step = 2; step < n; step++) {
       chunk = index + n - step;
-      prims.recv_reduce_send(in(offset(chunk)), count(chunk));
+      prims.recv_reduce_send(in(offset(chunk)), count(chunk), out(offset(chunk)));
     }
     prims.recv_reduce_copy_send(in(offset(index)), out(offset(index)), count(index));
     for (int step = 1; step < n - 1; step++) {
@@ -49,7 +49,7 @@ struct Ring {
     const ssize_t count = std::min(piece.chunk, piece.end - piece.offset);
     const auto block = [&](int position) { return piece.offset + ranks[position] * work.total; };
     if (in(piece.offset) == out(block(0))) {
-      prims.send(in(piece.offset), count);
+      prims.send(in(piece.offset), count, in(piece.offset));
     } else {
       prims.copy_send(in(piece.offset), out(block(0)), count);
     }
@@ -70,7 +70,7 @@ struct Ring {
     const ssize_t count = std::min(piece.chunk, piece.end - piece.offset);
     if (comm.rank == work.root) {
       if (work.input == work.output) {
-        prims.send(in(piece.offset), count);
+        prims.send(in(piece.offset), count, in(piece.offset));
       } else {
         prims.copy_send(in(piece.offset), out(piece.offset), count);
       }
@@ -102,7 +102,7 @@ void run_ring(const Communicator& comm, ncclDevChannel* channel, const Collectiv
   const auto& ring = channel->ring;
   const Reduction reduction{work.function.reduction, work.function.type, work.argument};
   const auto prims = make_primitives(work.function.protocol, comm, {&channel->peers[ring.prev]->recv[0]}, {&channel->peers[ring.next]->send[0]},
-                                     slicing_of(work.function.collective), reduction);
+                                     slicing_of(work.function.collective), reduction, work.registered);
   const Ring self{comm, work, ring.userRanks, ring.index, *prims, size_of(work.function.type)};
   for (const Piece& piece : work.pieces) {
     switch (work.function.collective) {
@@ -126,10 +126,17 @@ void move_chunk(Primitives& prims, const Broadcast& broadcast, ssize_t count, bo
   }
 }
 
-std::unique_ptr<Primitives> transfer_primitives(const Communicator& comm, Protocol protocol, const Connections& receive,
-                                                const Connections& send) {
-  if (protocol == Protocol::kSimple) return make_simple(comm, receive, send, {1, 1}, kBytes, comm.p2p_step_bytes);
-  return make_lines(protocol, comm, receive, send, kBytes);
+std::unique_ptr<Primitives> transfer_primitives(const Communicator& comm, const Transfer& transfer, const Connections& receive,
+                                                const Connections& send, const char* buffer) {
+  Registered registered;
+  if (transfer.registered) {
+    // Of the buffer that is reached into, the host has put the peer's address into the work.
+    const bool read = (receive.empty() ? send : receive)[0]->flags & kReads;
+    log(1, "Send/Recv %s registered buffers", read ? "reads" : "writes into");
+    registered = {read ? Registered::Way::kRead : Registered::Way::kWritten, buffer, const_cast<char*>(buffer)};
+  }
+  if (transfer.protocol == Protocol::kSimple) return make_simple(comm, receive, send, {1, 1}, kBytes, comm.p2p_step_bytes, registered);
+  return make_lines(transfer.protocol, comm, receive, send, kBytes);
 }
 
 }  // namespace
@@ -161,17 +168,17 @@ void run_broadcasts(const Communicator& comm, ncclDevChannel* channel, Protocol 
 }
 
 void run_send(const Communicator& comm, ncclDevChannel* channel, const Transfer& transfer, const char* from) {
-  const auto prims = transfer_primitives(comm, transfer.protocol, {}, {&channel->peers[transfer.peer]->send[kP2pConnection]});
+  const auto prims = transfer_primitives(comm, transfer, {}, {&channel->peers[transfer.peer]->send[kP2pConnection]}, from);
   size_t done = 0;
   do {  // an empty transfer still takes a step
     const size_t now = std::min(transfer.chunk_bytes, transfer.bytes - done);
-    prims->send(from + done, static_cast<ssize_t>(now));
+    prims->send(from + done, static_cast<ssize_t>(now), from + done);
     done += now;
   } while (done < transfer.bytes);
 }
 
 void run_recv(const Communicator& comm, ncclDevChannel* channel, const Transfer& transfer, char* to) {
-  const auto prims = transfer_primitives(comm, transfer.protocol, {&channel->peers[transfer.peer]->recv[kP2pConnection]}, {});
+  const auto prims = transfer_primitives(comm, transfer, {&channel->peers[transfer.peer]->recv[kP2pConnection]}, {}, to);
   size_t done = 0;
   do {
     const size_t now = std::min(transfer.chunk_bytes, transfer.bytes - done);

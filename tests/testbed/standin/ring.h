@@ -24,6 +24,7 @@ struct CollectiveWork {
   uint64_t argument;    // of the reduction
   ssize_t total;        // elements per rank: the distance between ranks' blocks in AllGather and ReduceScatter
   std::vector<Piece> pieces;
+  Registered registered;  // the output, where the peers on the ring write into it
 };
 
 void run_collective(const Communicator& comm, ncclDevChannel* channel, const CollectiveWork& work);
@@ -44,6 +45,7 @@ struct Transfer {
   int peer;
   size_t bytes, chunk_bytes;
   Protocol protocol;
+  bool registered = false;  // the buffers at both ends
 };
 void run_send(const Communicator& comm, ncclDevChannel* channel, const Transfer& transfer, const char* from);
 void run_recv(const Communicator& comm, ncclDevChannel* channel, const Transfer& transfer, char* to);

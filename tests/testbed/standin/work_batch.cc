@@ -116,14 +116,32 @@ std::vector<Piece> pieces_of(const Communicator& comm, const ncclDevWorkColl& wo
   return pieces;
 }
 
-void run_one(const Communicator& comm, ncclDevChannel* channel, int channel_id, const ncclDevWorkColl& work, const Function& function) {
-  if (work.regUsed || on_registered_network_buffer(work)) unsupported("collectives on registered buffers");
+// The output, where the program registered it and the ring's peers may write into it. Which collectives may is the host's rule
+// (ncclRegisterCollBuffers, src/register/coll_reg.cc): neither Reduce, ReduceScatter nor AllReduce in place.
+Registered registered_output([[maybe_unused]] const KernelComm& comm, [[maybe_unused]] const ncclDevChannel* channel, const ncclDevWorkColl& work,
+                             const Function& function) {
+  if (!work.regUsed) return {};
+#if NCCL_HAS_ncclDevWorkColl_recvbuffRmtAddrs
+  if (function.algorithm == Algorithm::kRing) {
+    log(1, "a collective writes into registered buffers");
+    const int writer = channel->ring.prev;  // on another node it reaches nothing
+    const bool near = channel->peers[writer]->recv[0].flags & (kWrites | kReads);
+    const uintptr_t base = near ? work.recvbuffRmtAddrs[comm.rankToLocalRank[writer]] : 0;
+    return {Registered::Way::kWritten, static_cast<const char*>(work.recvbuff), reinterpret_cast<char*>(base + work.recvbuffOffset)};
+  }
+#endif
+  unsupported("collectives on registered buffers by another algorithm than Ring");
+}
+
+void run_one(const Communicator& comm, const KernelComm& kernel_comm, ncclDevChannel* channel, int channel_id, const ncclDevWorkColl& work,
+             const Function& function) {
+  if (on_registered_network_buffer(work)) unsupported("collectives on buffers registered with the network");
   const auto& cut = work.cbd;
   const ssize_t middle = work.channelHi > work.channelLo ? work.channelHi - work.channelLo - 1 : 0;
   const bool one = work.channelHi == work.channelLo;
   CollectiveWork whole{function, static_cast<const char*>(work.sendbuff), static_cast<char*>(work.recvbuff), static_cast<int>(work.root),
                 work.redOpArg, static_cast<ssize_t>(cut.countLo + (one ? 0 : middle * cut.countMid + cut.countHi)),
-                pieces_of(comm, work, function, channel_id)};
+                pieces_of(comm, work, function, channel_id), registered_output(kernel_comm, channel, work, function)};
   if (work.redOpArgIsPtr) whole.argument = *reinterpret_cast<const uint64_t*>(work.redOpArg);
   run_collective(comm, channel, whole);
 }
@@ -174,16 +192,17 @@ void run_transfers(const Communicator& comm, ncclDevChannel* channel, int channe
       if (sends && work.sendAddr != work.recvAddr) memmove(work.recvAddr, work.sendAddr, work.sendBytes);
       continue;
     }
-    if ((sends && work.sendIpcReg) || (receives && work.recvIpcReg) || on_registered_network_buffer(work, sends, receives))
-      unsupported("Send/Recv on registered buffers");
+    if (on_registered_network_buffer(work, sends, receives)) unsupported("Send/Recv on buffers registered with the network");
     if (sends)
       tasks.push_back([&comm, channel, work] {
-        run_send(comm, channel, {work.sendRank, work.sendBytes, chunk_bytes(work.sendChunkSize_u32fp8), protocol_of(work.sendProtoLL)},
+        run_send(comm, channel,
+                 {work.sendRank, work.sendBytes, chunk_bytes(work.sendChunkSize_u32fp8), protocol_of(work.sendProtoLL), work.sendIpcReg != 0},
                  static_cast<const char*>(work.sendAddr));
       });
     if (receives)
       tasks.push_back([&comm, channel, work] {
-        run_recv(comm, channel, {work.recvRank, work.recvBytes, chunk_bytes(work.recvChunkSize_u32fp8), protocol_of(work.recvProtoLL)},
+        run_recv(comm, channel,
+                 {work.recvRank, work.recvBytes, chunk_bytes(work.recvChunkSize_u32fp8), protocol_of(work.recvProtoLL), work.recvIpcReg != 0},
                  static_cast<char*>(work.recvAddr));
       });
   }
@@ -205,7 +224,7 @@ void run_others([[maybe_unused]] const Communicator& comm, [[maybe_unused]] nccl
     return run_broadcasts(comm, channel, protocol, std::move(broadcasts));
   }
 #endif
-  unsupported("collectives on registered buffers");
+  unsupported("collectives on registered buffers over NVLS");
 }
 
 // Which works of a batch NCCL's profiler wants to hear about.
@@ -251,7 +270,7 @@ void run_block(const Arguments& arguments, int channel_id, int block) {
       for (const auto& bytes : batch.works) {
         ncclDevWorkColl work;
         memcpy(&work, bytes.data(), sizeof work);
-        run_one(comm, channel, channel_id, work, function);
+        run_one(comm, kernel_comm, channel, channel_id, work, function);
       }
     } else {
       run_others(comm, channel, function.protocol, batch);

@@ -97,7 +97,7 @@ std::vector<Piece> pieces_of(const Communicator& comm, const ncclWorkElem& eleme
 void run_one(const Communicator& comm, ncclDevChannel* channel, const ncclWorkElem& element, const Function& function) {
   if (registered(element)) unsupported("collectives on registered buffers");
   CollectiveWork work{function, static_cast<const char*>(element.sendbuff), static_cast<char*>(element.recvbuff), static_cast<int>(element.root),
-                element.redOpArg, static_cast<ssize_t>(element.count), pieces_of(comm, element, function)};
+                element.redOpArg, static_cast<ssize_t>(element.count), pieces_of(comm, element, function), {}};
   if (element.redOpArgIsPtr) work.argument = *reinterpret_cast<const uint64_t*>(element.redOpArg);
   run_collective(comm, channel, work);
 }

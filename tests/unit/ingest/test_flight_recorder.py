@@ -377,6 +377,27 @@ def test_such_numbers_without_the_oldest_entries_line_nobody_up(tmp_path: Path) 
         judge_found(find([job.write(tmp_path)]))
 
 
+def of_nccl2(open_at: int | None = None) -> Dumps:
+    """As PyTorch's hook writes of its backend ``nccl2`` (FlightRecorderHook.cpp): ends and no beginnings."""
+    job = Dumps(4, groups={"1": [0, 1], "2": [2, 3]}, backend="nccl2", about={"1": "tp", "2": "tp"}, timing=False)
+    for _ in range(6):
+        for group in ("1", "2"):
+            job.all_call("_all_gather_base", group=group)
+        for rank in range(4):
+            job.call(rank, f"send {rank}->{rank + 1}" if rank % 2 == 0 else f"recv {rank}<-{rank - 1}")
+        job.all_call("all_reduce")
+    for rank in range(4 if open_at is not None else 0):
+        if rank != open_at:
+            job.call(rank, "all_reduce", state="scheduled")
+    return job
+
+
+def test_dumps_of_backend_nccl2(tmp_path: Path) -> None:
+    assert not judged(of_nccl2().write(tmp_path)).verdict_class.accuses
+    verdict = judged(of_nccl2(open_at=2).write(tmp_path))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.NOT_ENTERED, [2])
+
+
 def crossing(swapped: bool) -> Dumps:
     """Four ranks in two pairs by rows and two by columns; without timing. All have called all, none ends."""
     groups = {"1": [0, 1], "2": [2, 3], "3": [0, 2], "4": [1, 3]}

@@ -411,12 +411,16 @@ def test_invariants_refuse_a_foreign_structure(version: tuple[int, int, int]) ->
     assert not sampler_of(job.process.reader(), layout, None).search()
 
 
-def test_names_from_the_target_do_not_steer_a_terminal(newest: Layout) -> None:
+@pytest.mark.parametrize(
+    ("there", "name"), [(b"dp \xc3\xa9 group", "dp \u00e9 group"), (b"dp\x1b[2J group", ""), (b"dp\xff", "")]
+)
+def test_only_text_is_a_name(newest: Layout, there: bytes, name: str) -> None:
+    """What else lies there is what came after a name that the program has freed, or wants to steer a terminal."""
     job = FakeJob(newest)
-    name = job.process.allocate(64)
-    job.process.write(name, b"dp\x1b[2J\xff group\0")
-    job.process.set(job.comm, "ncclComm.config.commName", name)
-    assert look(job).communicators[0].name == "dp?[2J\ufffd group"
+    address = job.process.allocate(64)
+    job.process.write(address, there + b"\0")
+    job.process.set(job.comm, "ncclComm.config.commName", address)
+    assert look(job).communicators[0].name == name
 
 
 def test_a_missing_member_is_an_unavailable_signal() -> None:
