@@ -20,7 +20,7 @@ TORCHRUN = BACKEND | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "GROUP
 HIDDEN = "r=$RANK n=$WORLD_SIZE; unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE"
 SPAWN = ("sh", "-c", f'{HIDDEN}; exec "$@" --rank $r --ranks $n', "sh")
 """``torch.multiprocessing.spawn``: rank and size are arguments of a function, and in no environment."""
-VERSION = "2.29.2"
+VERSION = "2.32.3"
 VICTIM = 2
 
 
@@ -37,7 +37,7 @@ def test_ranks_are_shown_and_the_frozen_one_is_named(launcher: str) -> None:
         listed = {process["pid"]: process for process in json.loads(run("ps", "--json").stdout)}
         for rank, pid in enumerate(job.pids):
             told = (listed[pid]["rank"], listed[pid]["world_size"], listed[pid]["version"])
-            assert told == ((rank, 4) if launcher == "torchrun" else (None, None)) + ([2, 29, 2],)
+            assert told == ((rank, 4) if launcher == "torchrun" else (None, None)) + ([2, 32, 3],)
         if launcher == "torchrun":
             said = diagnosed(job)
             assert (said["class"], said["culprits"]) in (("running", []), ("idle", [])), said
