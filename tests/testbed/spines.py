@@ -70,6 +70,9 @@ class Spines:
     def _namespace(self, name: str, *, router: bool = False) -> Namespace:
         made = Namespace(name)
         self._stack.callback(made.close)
+        # A job that begins within a minute of another takes the same two ends again: else a plan's ports are free only where the
+        # other end was the one that closed first.
+        made.run("sysctl -qw net.ipv4.tcp_tw_reuse=1")
         if router:
             made.run("sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0")
             made.run(f"sysctl -qw net.ipv4.fib_multipath_hash_policy=3 net.ipv4.fib_multipath_hash_fields={FIVE_TUPLE}")
