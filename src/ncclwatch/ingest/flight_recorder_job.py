@@ -108,6 +108,7 @@ class FlightJob:
         for one in self.ranks:
             for name in one.groups:
                 self._used[name].append(one.rank)
+        self._of_all = [name for name in self._used if name.about == DEFAULT_GROUP]
         zero = any((one.entries["sequence"][~one.entries["message"]] == 0).any() for one in self.ranks)
         self.base = 0 if zero else 1
         self.ended_known = self._backends(State.COMPLETED)
@@ -141,24 +142,28 @@ class FlightJob:
     def _parts(self, one: RankDump) -> list[Part]:
         entries, parts = one.entries, []
         # Who has called nothing on the group of all ranks is a rank of it all the same.
-        silent = [name for name in self._used if name.about == DEFAULT_GROUP and name not in one.groups and not one.partial]
-        for number, name in enumerate((*one.groups, *silent)):
-            own = entries[entries["group"] == number]
-            parts.append(self._part(one, self.group(one, name), own[~own["message"]], own[own["message"] & ~own["coalesced"]]))
+        silent = [name for name in self._of_all if name not in one.groups and not one.partial]
+        names = (*one.groups, *silent)
+        # Sorted once: records are wide, and each choice among them copies what it takes.
+        entries = entries[np.argsort(entries["group"], kind="stable")]
+        bounds = np.searchsorted(entries["group"], np.arange(len(names) + 1))
+        for number, name in enumerate(names):
+            own = entries[bounds[number] : bounds[number + 1]]
+            said = own["message"]
+            rows, messages = (own[~said], own[said & ~own["coalesced"]]) if said.any() else (own, own[:0])
+            parts.append(self._part(one, self.group(one, name), rows, messages))
         return parts
 
     def _part(self, one: RankDump, group: Group, rows: NDArray[Any], messages: NDArray[Any]) -> Part:
         rows = _one_each(rows)
-        numbers = rows["sequence"] - self.base + 1
-        newest = int(numbers.max(initial=0))
-        counted = newest
+        # Numbers rise from row to row.
+        oldest, newest = (int(rows["sequence"][at]) - self.base + 1 for at in (0, -1)) if len(rows) else (1, 0)
+        whole = len(rows) in (0, newest - oldest + 1)
+        counted = newest = max(newest, 0)
         if not len(messages):
             counted = max(newest, one.enqueued.get(group.name.name, 0))
-        named = bool((rows["function"] != Function.NONE).all())
-        whole = len(rows) == 0 or bool((np.diff(numbers) == 1).all())
-        known = named and whole and counted == newest
-        first = (not len(rows) or int(numbers[0]) == 1) and group.name not in one.cut
-        return Part(group, rows, messages, counted, known, one.whole and known and first)
+        known = whole and counted == newest and bool(rows["function"].all())
+        return Part(group, rows, messages, counted, known, one.whole and known and oldest == 1 and group.name not in one.cut)
 
     def _count_proven(self) -> None:
         """A collective that has ended anywhere was called by all: who shows fewer wrote its dump earlier."""
@@ -351,10 +356,10 @@ def _one_each(rows: NDArray[Any]) -> NDArray[Any]:
 
     A group that is closed and of which no call was recorded (before 2.7) stays without a name.
     """
-    if len(rows) < 2 or (np.diff(rows["sequence"]) > 0).all():
+    if _rise(rows["sequence"]):
         return rows
     rows = rows[np.argsort(rows["sequence"], kind="stable")]
-    if (np.diff(rows["sequence"]) > 0).all():
+    if _rise(rows["sequence"]):
         return rows
     inside = rows[~rows["coalesced"] | ~np.isin(rows["sequence"], rows["sequence"][~rows["coalesced"]])]
     _, first = np.unique(inside["sequence"], return_index=True)
@@ -363,6 +368,10 @@ def _one_each(rows: NDArray[Any]) -> NDArray[Any]:
     joined["state"] = np.minimum.reduceat(inside["state"], first)
     joined["open"] = np.logical_or.reduceat(inside["open"], first)
     return joined
+
+
+def _rise(numbers: NDArray[np.int64]) -> bool:
+    return bool((numbers[1:] > numbers[:-1]).all())
 
 
 def _peers(group: Group) -> tuple[PeerInfo, ...]:
