@@ -235,7 +235,8 @@ def judge(
     scenario: Scenario, recording: Recording, since: float, run: Run, attach: Attach, nbytes: tuple[int, int], note: str
 ) -> Judged:
     """Judge a recording."""
-    hidden = why_hidden(scenario, run.nccl, attach) or _too_little(scenario, recording, since)
+    hidden = why_hidden(scenario, run.nccl, attach) or _holds_up_nobody(scenario, recording)
+    hidden = hidden or _too_little(scenario, recording, since)
     tally, last = Tally(scenario, Roster(scenario, recording), "ncclwatch"), list[Verdict]()
     for moment, verdicts in recording.said():
         tally.hear(verdicts, moment - since)
@@ -248,6 +249,15 @@ def judge(
         innocents=result.innocents, last=str(last[0].verdict_class) if last else "",
         summary=result.summary or (last[0].summary if last else ""), note=note,
     )  # fmt: skip
+
+
+def _holds_up_nobody(scenario: Scenario, recording: Recording) -> str:
+    """Why a fault that is to make the job hang does not; empty where rank 0 has not done every iteration. The proxy of a rank
+    that NVLink alone joins to its peers in a tree has nothing to do, so that nobody waits for it.
+    """
+    expected, done = scenario.expect.score_class, len(recording.own.iterations) if recording.own else 0
+    hangs = not expected.quiet and expected not in SLOW_CLASSES
+    return "the job has done all of its iterations: it held up nobody" if hangs and done >= scenario.workload.iterations else ""
 
 
 def _too_little(scenario: Scenario, recording: Recording, since: float) -> str:

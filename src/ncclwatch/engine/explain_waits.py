@@ -206,6 +206,9 @@ def cycle(case: Case) -> Iterator[Hypothesis]:
         yield nobody(Cause.CYCLE_OF_CALLS, wait_facts(inside))
         return
     found = (_lacks_call(job, inside, victims) or _wrote_more(case, inside, victims)) if not deviations else None
+    # An order is what all of them are in. A GPU beside one that shows no move may have stopped as well.
+    if found is None and not deviations and not all(all(_moved(job, sink)) for sink in sinks):
+        found = nobody(Cause.CYCLE_IN_OPERATION, wait_facts(inside))
     yield found or _order(case, inside, members, victims, deviations)
 
 
@@ -299,9 +302,13 @@ def _order(
 
 def _is_of_orders(job: Job, sink: Sink) -> bool:
     several = len({wait.key.group for wait in sink.inside}) > 1 or any(wait.key.point_to_point for wait in sink.inside)
-    # What may not have begun is no order where NVLink may hide what its rank waits for.
+    return several and any(_moved(job, sink))
+
+
+def _moved(job: Job, sink: Sink) -> list[bool]:
+    """Of each wait of a cycle whether its operation has begun: it must show where NVLink may hide what its rank waits for."""
     hidden = any(hides(job.member(node.index)) for node in sink.nodes if isinstance(node, RankNode))
-    return several and any((has_moved if hidden else is_begun)(job, wait) for wait in sink.inside)
+    return [(has_moved if hidden else is_begun)(job, wait) for wait in sink.inside]
 
 
 def _order_facts(job: Job, entered: dict[int, set[int]]) -> list[Fact]:

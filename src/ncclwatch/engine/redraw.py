@@ -15,6 +15,7 @@ from ncclwatch.engine.case import Case, Retraction
 from ncclwatch.engine.edges import (
     GPU_STALLS,
     PROXY_STALLS,
+    End,
     Stall,
     StallMark,
     Wait,
@@ -36,7 +37,7 @@ from ncclwatch.model.digraph import components
 from ncclwatch.model.job import Group, Job, Member, launched
 from ncclwatch.model.joined import has_arrived, is_hidden, neighbours, unseen_peers
 from ncclwatch.model.rings import RING_ENDS_RECEIVING, is_ring, ring_places
-from ncclwatch.model.state import Communicator, Direction, ProxyOperation, Transport
+from ncclwatch.model.state import ChannelRing, Communicator, Direction, ProxyOperation, ProxySub, Transport
 
 MOST_PEERS = 8
 """Bound: peers for which waits of one rank are drawn on one communicator: one of them is enough to go on from."""
@@ -201,8 +202,9 @@ def _may_wait_inside(case: Case, *, unsure: bool = False) -> Iterator[tuple[Memb
     """
     begun = has_moved if unsure else is_begun
     for sink in case.waits.sinks:
-        if sink.is_cycle and not any(begun(case.job, wait) for wait in sink.inside):  # All of them wait somewhere else.
-            yield from ((case.job.member(node.index), False) for node in sink.nodes if isinstance(node, RankNode))
+        if sink.is_cycle:
+            ahead = {*sink.nodes} - {wait.subject for wait in sink.inside if begun(case.job, wait)}
+            yield from ((case.job.member(one.index), False) for one in sink.nodes if isinstance(one, RankNode) and one in ahead)
         member = sink.member
         if member is not None and not member.halted and all(_gpu_not_begun(case.job, member, mark) for mark in sink.stalls):
             yield member, not sink.stalls
@@ -360,20 +362,36 @@ def _stands_elsewhere(case: Case, wait: Wait) -> bool:
 
 def has_moved(job: Job, wait: Wait) -> bool:
     """Whether it shows that the GPU of who waits has begun the operation: it has sent or taken some of it."""
-    if not is_begun(job, wait):
-        return False
     end = wait.end if not wait.key.point_to_point else None
-    return end is None or end.sub.done > 0 or _sends(job, wait.subject, end.operation) is True
+    moved = end is None or end.sub.done > 0 or _sends(job, wait.subject, end.operation) is True or _has_sent(job, end)
+    return moved and is_begun(job, wait)
+
+
+def _has_sent(job: Job, end: End) -> bool:
+    """Whether who receives in a collective has sent all that it has to pass on there: its send is over and gone."""
+    operation, channel = end.operation, end.key.channel
+    if end.sends or operation.collective not in RING_ENDS_RECEIVING:
+        return False
+    own = job.groups[end.key.group].members[end.key.destination][1]
+    ring = own.ring(channel) or ChannelRing(channel, -1, -1)
+    onward = channel, ring.next if is_ring(operation) else ring.parent
+    sending = {(sub.channel, sub.peer) for sub in _sends_of(end.member, operation, own.address)}
+    return (*onward, Direction.SEND, Transport.NET) in own.transports and onward not in sending
 
 
 def _sends(job: Job, node: Node, operation: ProxyOperation, address: int | None = None) -> bool | None:
     """Whether a rank's GPU has produced anything of its send of an operation (``address``: of one communicator)."""
+    subs = _sends_of(job.member(node.index), operation, address) if isinstance(node, RankNode) else []
+    return any(map(has_produced, subs)) if subs else None
+
+
+def _sends_of(member: Member, operation: ProxyOperation, address: int | None = None) -> list[ProxySub]:
+    """What a rank's proxy still has to send of an operation."""
     same = operation.comm_hash, operation.op_count, Direction.SEND
-    subs = [
-        sub for own in (job.member(node.index).last.operations if isinstance(node, RankNode) else ())
+    return [
+        sub for own in member.last.operations
         if (own.comm_hash, own.op_count, own.direction) == same and address in (None, own.comm_address) for sub in own.subs
     ]  # fmt: skip
-    return any(map(has_produced, subs)) if subs else None
 
 
 def _called_later(job: Job, sink: Sink) -> list[Wait]:

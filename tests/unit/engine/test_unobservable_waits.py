@@ -148,10 +148,40 @@ def test_a_cycle_of_trees_that_nobody_may_have_begun_waits_for_who_has_called_le
     assert [culprit.rank for culprit in verdict.culprits] == [1]
 
 
-def test_a_cycle_of_trees_stands_where_one_has_begun() -> None:
+def test_where_one_of_a_cycle_of_trees_has_begun_the_other_waits_for_who_has_called_less() -> None:
     verdict = diagnose(looks(trees((6, 5, 6, 6), moved=4), 8))
-    assert verdict.verdict_class is VerdictClass.DEADLOCK, verdict.summary
-    assert {culprit.rank for culprit in verdict.culprits} == {0, 2}
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED, verdict.summary
+    assert [culprit.rank for culprit in verdict.culprits] == [1]
+
+
+def test_a_cycle_of_trees_that_one_may_not_have_begun_accuses_nobody() -> None:
+    """As many calls: that an order was broken explains it, and so does rank 0's GPU, or the one beside it, that has stopped."""
+    verdict = diagnose(looks(trees((6, 6, 6, 6), moved=4), 8))
+    assert verdict.verdict_class is VerdictClass.UNKNOWN, verdict.summary
+
+
+def test_of_a_cycle_of_ranks_that_have_sent_all_of_theirs_who_has_called_less_is_named() -> None:
+    """Two groups of two, and NVLink beside each rank. Rank 1 has left a ReduceScatter out, and waits for rank 0 in the AllGather
+    that follows. Their sends are over and gone: so both are amid what they wait in, and have not called it ahead.
+    """
+    reduce, gather = {"comm_hash": DATA, "collective": "ReduceScatter"}, {"comm_hash": PIPE, "collective": "AllGather"}
+    held = [
+        (
+            tensor(0, 9),
+            replace(communicator(rank, 2, comm_hash=DATA), sequence_numbers={"ReduceScatter": 6 - rank}),
+            replace(communicator(rank, 2, comm_hash=PIPE), sequence_numbers={"AllGather": 6}),
+        )
+        for rank in (0, 1)
+    ]
+    arrived = recv(1, nsteps=1, posted=1, received=1, delivered=1, consumed=0, **gather)
+    waits = [
+        recv(1 - rank, nsteps=1, posted=1, received=0, delivered=0, consumed=0, **way)
+        for rank, way in enumerate((reduce, gather))
+    ]
+    ahead = (arrived, send(1, nsteps=1, sent=0, done=0, produced=0, **gather))
+    ranks = [Rank(0, 2, held[0], (waits[0], *ahead)), Rank(1, 2, held[1], (waits[1],))]
+    verdict = diagnose(looks(ranks, 8))
+    assert (verdict.verdict_class, [one.rank for one in verdict.culprits]) == (VerdictClass.NOT_ENTERED, [1]), verdict.summary
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["NVLink beside them", "each alone on its host"])

@@ -107,6 +107,16 @@ def test_what_slows_a_job_by_less_than_other_work_on_the_machine_does_is_hidden(
         assert hidden in said.hidden and bool(hidden) == bool(said.hidden), said.hidden
 
 
+def test_a_fault_that_nobody_waits_for_is_hidden(quick: list[Scenario]) -> None:
+    """The job has done every iteration; one less, and somebody waits."""
+    stall = cast(widened(next(one for one in quick if one.name == "quick-proxy-stall"), "tp"), 2, (8, 8), "2.27.5")
+    run = Run(stall, "2.27.5", Transport.P2P, (Attach.LIVE,))
+    for done, hidden in ((stall.workload.iterations, "held up nobody"), (stall.workload.iterations - 1, "")):
+        lines = OwnLines(tuple((1.0, float(step)) for step in range(1, done + 1)))
+        said = judge(stall, Recording([], lines), 30.0, run, Attach.LIVE, (8, 8), "")
+        assert hidden in said.hidden and bool(hidden) == bool(said.hidden), said.hidden
+
+
 def test_a_job_counts_in_the_row_of_each_pair_that_it_used() -> None:
     one = Judged(
         scenario="quick-stop+tp-2-a-node-8-8", nccl="2.27.5", ranks_per_node=2, nbytes=(8, 8), attach="live",
