@@ -7,19 +7,18 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ncclwatch.engine.call_order import Deviation, deviation_facts, find_deviations
 from ncclwatch.engine.case import Case, Hypothesis, Suspect, naming, nobody, observed, peers
-from ncclwatch.engine.edges import PROXY_STALLS, SAID_BY_THE_OTHER, End, Stall, Wait, Why, told, wait_facts
+from ncclwatch.engine.edges import PROXY_STALLS, SAID_BY_THE_OTHER, Stall, Wait, Why, told, wait_facts
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, HiddenNode, LinkNode, RankNode
 from ncclwatch.engine.evidence.calls import called_less_often, lacks_calls
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.patience import HANG_FLOOR_S
-from ncclwatch.engine.redraw import has_moved, is_begun
+from ncclwatch.engine.redraw import has_moved, has_sent, is_begun
 from ncclwatch.model.cause import Cause
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.job import Job, Member, identity_of, launched
 from ncclwatch.model.joined import hides
-from ncclwatch.model.rings import CHUNK_STEPS, is_ring
-from ncclwatch.model.state import Direction, Transport
+from ncclwatch.model.rings import CHUNK_STEPS
 from ncclwatch.model.verdict import LinkRef, VerdictClass
 
 NAMED_ABSENT = 8
@@ -157,24 +156,8 @@ def _cause(case: Case, member: Member, sink: Sink) -> Cause:
     ends = [mark.end for mark in sink.stalls if mark.end is not None]
     if gpu is not KernelState.NOT_STARTED and not ends:
         return Cause.GPU_STOPPED if member.index in case.amid else Cause.NOT_TAKING_PART
-    begun = gpu is not KernelState.NOT_STARTED and any(
-        end.sub.done > 0 or (end.sub.gpu_ready or 0) > 0 or _has_sent(case, end) for end in ends
-    )  # fmt: skip
-    return Cause.GPU_STOPPED if begun else Cause.GPU_NOT_BEGUN
-
-
-def _has_sent(case: Case, end: End) -> bool:
-    """Whether a rank with a receive open has completed the send that its operation begins with: no proxy shows that any more."""
-    t, operation, channel, group = case.transfers, end.operation, end.sub.channel, case.job.groups[end.key.group]
-    rank = group.ranks.get(end.member.index)
-    if operation.direction is not Direction.RECV or rank is None or end.member.last.torn or not is_ring(operation):
-        return False
-    own = group.members[rank][1]
-    ring = own.ring(channel)
-    if ring is None or (channel, ring.next, Direction.SEND, Transport.NET) not in own.transports:
-        return False
-    sends = t.sends & (t.group == t.place_of[group.id]) & (t.rank == rank)
-    return not (sends & (t.channel == channel) & (t.op_count == operation.op_count)).any()
+    begun = any(end.sub.done > 0 or (end.sub.gpu_ready or 0) > 0 or has_sent(case.job, end) for end in ends)
+    return Cause.GPU_STOPPED if begun and gpu is not KernelState.NOT_STARTED else Cause.GPU_NOT_BEGUN
 
 
 def _notes(sinks: Iterable[Sink]) -> tuple[Fact, ...]:
@@ -193,11 +176,12 @@ def cycle(case: Case) -> Iterator[Hypothesis]:
     sinks = [sink for sink in ends.cycles if _is_of_orders(job, sink)]
     inside = [wait for sink in sinks or ends.cycles for wait in sink.inside]
     if not sinks:
+        yield from (lacking := [*_behind_unseen(case)][:1])
         # Beside a rank that has nothing open, a cycle inside one operation is where those wait of whom nothing is seen. One that
         # no GPU has begun was called ahead: its ranks wait in something else, and other ends are no less the cause.
         alone = not (ends.ranks or ends.beside_absent or ends.links)
         begun = any(is_begun(job, wait) for wait in inside)
-        if ends.cycles and (begun or alone) and all(sink.stalls for sink in (*ends.ranks, *ends.beside_absent)):
+        if ends.cycles and not lacking and (begun or alone) and all(sink.stalls for sink in (*ends.ranks, *ends.beside_absent)):
             yield nobody(Cause.CYCLE_IN_OPERATION, wait_facts(inside))
         return
     members = {node.index for sink in sinks for node in sink.nodes if isinstance(node, RankNode)}
@@ -210,6 +194,22 @@ def cycle(case: Case) -> Iterator[Hypothesis]:
     if found is None and not deviations and not all(all(_moved(job, sink)) for sink in sinks):
         found = nobody(Cause.CYCLE_IN_OPERATION, wait_facts(inside))
     yield found or _order(case, inside, members, victims, deviations)
+
+
+def _behind_unseen(case: Case) -> Iterator[Hypothesis]:
+    """Who has called less than those that wait for it, and may itself wait inside its node for one of them, which is amid what it
+    waits in: that closes a cycle.
+    """
+    for sink in case.waits.ends.unseen:
+        node, doors = sink.nodes[0], {wait.subject.index for wait in sink.waits if isinstance(wait.subject, RankNode)}
+        hidden = case.job.groups[node.group_id].holder(node.comm_rank) if isinstance(node, HiddenNode) else None
+        behind = case.waits.behind(map(RankNode, doors)) if len(doors) == 1 else set[int]()
+        if hidden is not None and hidden.index in behind:
+            own, of_door = case.waits.of([hidden.index, *doors]).values()
+            amid = any(has_moved(case.job, wait) for wait in own if wait.subject == RankNode(hidden.index))
+            found = _lacks_call(case.job, of_door, behind) if amid else None
+            if found is not None and found.verdict_class is VerdictClass.NOT_ENTERED:
+                yield found
 
 
 def _odd(

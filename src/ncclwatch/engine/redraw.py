@@ -363,14 +363,14 @@ def _stands_elsewhere(case: Case, wait: Wait) -> bool:
 def has_moved(job: Job, wait: Wait) -> bool:
     """Whether it shows that the GPU of who waits has begun the operation: it has sent or taken some of it."""
     end = wait.end if not wait.key.point_to_point else None
-    moved = end is None or end.sub.done > 0 or _sends(job, wait.subject, end.operation) is True or _has_sent(job, end)
+    moved = end is None or end.sub.done > 0 or _sends(job, wait.subject, end.operation) is True or has_sent(job, end)
     return moved and is_begun(job, wait)
 
 
-def _has_sent(job: Job, end: End) -> bool:
+def has_sent(job: Job, end: End) -> bool:
     """Whether who receives in a collective has sent all that it has to pass on there: its send is over and gone."""
     operation, channel = end.operation, end.key.channel
-    if end.sends or operation.collective not in RING_ENDS_RECEIVING:
+    if end.sends or operation.collective not in RING_ENDS_RECEIVING or end.member.last.torn:
         return False
     own = job.groups[end.key.group].members[end.key.destination][1]
     ring = own.ring(channel) or ChannelRing(channel, -1, -1)

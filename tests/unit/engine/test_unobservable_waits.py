@@ -415,3 +415,40 @@ def test_a_rank_behind_nvlink_that_left_out_a_call_and_waits_elsewhere_is_named(
     verdict = diagnose(looks(ranks, 8))
     assert verdict.verdict_class is VerdictClass.NOT_ENTERED, verdict.summary
     assert [culprit.rank for culprit in verdict.culprits] == [2]
+
+
+@pytest.mark.parametrize(
+    ("called", "taken", "named"),
+    [(5, 16, [3]), (6, 16, []), (5, 0, [])],
+    ids=["called less", "called as much", "who waits for it may have called ahead"],
+)
+def test_who_called_less_is_named_though_it_may_wait_inside_its_node_for_one_that_waits_for_it(
+    called: int, taken: int, named: list[int]
+) -> None:
+    """Rank 3 has left a ReduceScatter out in which the others wait for it. It is in the AllGather that follows: there it may wait
+    for rank 2, which NVLink joins to it, and which has taken some of the ReduceScatter already.
+    """
+
+    def shown(peer: int, arrived: int, consumed: int, comm_hash: int, collective: str) -> ProxyOperation:
+        steps = {"posted": consumed + 8, "received": arrived, "delivered": arrived, "consumed": consumed}
+        return recv(peer, comm_hash=comm_hash, collective=collective, nsteps=24, **steps)
+
+    def sent(peer: int, steps: int, comm_hash: int, collective: str) -> ProxyOperation:
+        return send(peer, sent=steps, done=steps, produced=steps, nsteps=24, comm_hash=comm_hash, collective=collective)
+
+    reduce, gather = (WORLD, "ReduceScatter"), (DATA, "AllGather")
+    operations = [
+        (shown(3, 0, 0, *reduce), shown(3, 8, 0, *gather)),
+        (sent(2, taken, *reduce), sent(2, 0, *gather)),
+        (shown(1, taken, taken, *reduce), shown(1, 0, 0, *gather)),
+        (sent(0, 8, *gather),),
+    ]
+    ranks = ring_through_nodes(2)
+    for one, own in zip(ranks, operations, strict=True):
+        (ring,) = one.communicators
+        counted = replace(ring, sequence_numbers={"ReduceScatter": called if one.rank == 3 else 6})
+        other = replace(ring, hash=DATA, address=address_of(DATA), sequence_numbers={"AllGather": 6})
+        one.communicators, one.operations = (counted, other), own
+    verdict = diagnose(looks(ranks, 8))
+    assert [culprit.rank for culprit in verdict.culprits] == named, verdict.summary
+    assert verdict.verdict_class is (VerdictClass.NOT_ENTERED if named else VerdictClass.UNKNOWN), verdict.summary
