@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ncclwatch.engine.call_order import Deviation, deviation_facts, find_deviations
 from ncclwatch.engine.case import Case, Hypothesis, Suspect, naming, nobody, observed, peers
@@ -13,7 +13,7 @@ from ncclwatch.engine.evidence.calls import called_less_often, lacks_calls
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.patience import HANG_FLOOR_S
-from ncclwatch.engine.redraw import has_moved, has_sent, is_begun
+from ncclwatch.engine.redraw import has_moved, has_open, has_sent, is_begun
 from ncclwatch.model.cause import Cause
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.job import Job, Member, identity_of, launched
@@ -109,8 +109,8 @@ def link(case: Case) -> Iterator[Hypothesis]:
             suspects.setdefault(member.index, observed(job, member, sink.waits, (), Cause.LINK, link=reference))
     if suspects:
         supports = [fact for sink in ends.links for fact in wait_facts(sink.waits)]
-        missing, victims = _notes([*ends.unseen, *ends.cycles]), case.waits.victims(ends.links)
-        confidence = min(sureness(case), 0.7)
+        missing = tuple(wait_facts(wait for sink in (*ends.unseen, *ends.cycles) for wait in sink.waits))
+        victims, confidence = case.waits.victims(ends.links), min(sureness(case), 0.7)
         yield naming(VerdictClass.HARDWARE, suspects.values(), victims, confidence, supports, missing=missing)
 
 
@@ -136,7 +136,7 @@ def rank_behind(case: Case) -> Iterator[Hypothesis]:
         yield naming(
             VerdictClass.NOT_ENTERED if not_started else VerdictClass.HARDWARE, suspects,
             case.waits.victims(ends.ranks) | peers(job, suspects), sureness(case), supports,
-            missing=_notes([*ends.unseen, *ends.cycles, *ends.beside_absent]),
+            missing=tuple(wait_facts(wait for sink in (*ends.unseen, *ends.cycles, *ends.beside_absent) for wait in sink.waits)),
         )  # fmt: skip
 
 
@@ -160,10 +160,6 @@ def _cause(case: Case, member: Member, sink: Sink) -> Cause:
     return Cause.GPU_STOPPED if begun and gpu is not KernelState.NOT_STARTED else Cause.GPU_NOT_BEGUN
 
 
-def _notes(sinks: Iterable[Sink]) -> tuple[Fact, ...]:
-    return tuple(wait_facts(wait for sink in sinks for wait in sink.waits))
-
-
 # --- cycles ------------------------------------------------------------------------------------------------------------
 
 
@@ -179,9 +175,8 @@ def cycle(case: Case) -> Iterator[Hypothesis]:
         yield from (lacking := [*_behind_unseen(case)][:1])
         # Beside a rank that has nothing open, a cycle inside one operation is where those wait of whom nothing is seen. One that
         # no GPU has begun was called ahead: its ranks wait in something else, and other ends are no less the cause.
-        alone = not (ends.ranks or ends.beside_absent or ends.links)
-        begun = any(is_begun(job, wait) for wait in inside)
-        if ends.cycles and not lacking and (begun or alone) and all(sink.stalls for sink in (*ends.ranks, *ends.beside_absent)):
+        begun = not (ends.ranks or ends.beside_absent or ends.links) or any(is_begun(job, wait) for wait in inside)
+        if ends.cycles and not lacking and begun and all(sink.stalls for sink in (*ends.ranks, *ends.beside_absent)):
             yield nobody(Cause.CYCLE_IN_OPERATION, wait_facts(inside))
         return
     members = {node.index for sink in sinks for node in sink.nodes if isinstance(node, RankNode)}
@@ -197,27 +192,25 @@ def cycle(case: Case) -> Iterator[Hypothesis]:
 
 
 def _behind_unseen(case: Case) -> Iterator[Hypothesis]:
-    """Who has called less than those that wait for it, and may itself wait inside its node for one of them, which is amid what it
-    waits in: that closes a cycle.
-    """
+    """Who has called less than others, which wait for it, and may itself wait inside its node for one that has called as much."""
     for sink in case.waits.ends.unseen:
         node, doors = sink.nodes[0], {wait.subject.index for wait in sink.waits if isinstance(wait.subject, RankNode)}
-        hidden = case.job.groups[node.group_id].holder(node.comm_rank) if isinstance(node, HiddenNode) else None
-        behind = case.waits.behind(map(RankNode, doors)) if len(doors) == 1 else set[int]()
-        if hidden is not None and hidden.index in behind:
-            own, of_door = case.waits.of([hidden.index, *doors]).values()
-            amid = any(has_moved(case.job, wait) for wait in own if wait.subject == RankNode(hidden.index))
-            found = _lacks_call(case.job, of_door, behind) if amid else None
+        peer = case.job.groups[node.group_id].holder(node.comm_rank) if isinstance(node, HiddenNode) else None
+        for door in doors if len(doors) == 1 else ():
+            waits, both = (
+                [wait for wait in case.waits.of([door])[door] if wait.why in OF_CALLS],
+                (door, peer.index if peer else -1),
+            )
+            shared = [group for wait in waits if {*both} <= (group := case.job.groups[wait.key.group]).ranks.keys()]
+            calls = [[launched(*group.members[group.ranks[index]]) or 0 for index in both] for group in shared]
+            found = _lacks_call(case.job, waits, case.waits.behind([RankNode(door)])) if any(a < b for a, b in calls) else None
             if found is not None and found.verdict_class is VerdictClass.NOT_ENTERED:
                 yield found
 
 
-def _odd(
-    verdict_class: VerdictClass, suspects: Sequence[Suspect], waits: Sequence[Wait], inside: Sequence[Wait], victims: set[int]
-) -> Hypothesis:
-    """Who is odd in a cycle by some of its waits: these come first, and then the others, as evidence."""
-    supports = wait_facts([*waits, *(wait for wait in inside if wait not in waits)])
-    return naming(verdict_class, suspects, victims, 0.7, supports)
+def _first(waits: Sequence[Wait], inside: Sequence[Wait]) -> list[Fact]:
+    """Waits of a cycle that tell who is odd in it, and then the others, as evidence."""
+    return wait_facts([*waits, *(wait for wait in inside if wait not in waits)])
 
 
 OF_CALLS = SAID_BY_THE_OTHER | {Why.NO_OPERATION, Why.NOT_CALLED}
@@ -233,20 +226,17 @@ def _lacks_call(job: Job, inside: Sequence[Wait], victims: set[int]) -> Hypothes
         return None
     if any(fewer for _, fewer in lacking):
         suspect = observed(job, job.member(only.index), waits, (), Cause.LACKS_CALL)
-        return _odd(VerdictClass.NOT_ENTERED, [suspect], waits, inside, victims)
+        return naming(VerdictClass.NOT_ENTERED, [suspect], victims, 0.7, _first(waits, inside))
     alone = _alone_in_it(job, waits[0])
     cause = Cause.ALONE_IN_CALL if alone else Cause.LACKS_OTHER_CALL
     suspects = [observed(job, member, waits, (), cause) for member in alone or [job.member(only.index)]]
-    return _odd(VerdictClass.INCONSISTENT, suspects, waits, inside, victims)
+    return naming(VerdictClass.INCONSISTENT, suspects, victims, 0.7, _first(waits, inside))
 
 
 def _alone_in_it(job: Job, wait: Wait) -> list[Member]:
     """Who is in a collective that a rank is waited for in, where more have ended it. All have called as much: other things."""
     group, own = job.groups[wait.key.group], wait.end.operation if wait.end is not None else None
-    inside = [
-        member for member, _ in group.members.values()
-        if own and any((one.comm_hash, one.op_count) == (own.comm_hash, own.op_count) for one in member.last.operations)
-    ]  # fmt: skip
+    inside = [member for member, _ in group.members.values() if own is not None and has_open(member, own)]
     return inside if 2 * len(inside) < len(group.members) else []
 
 
@@ -265,7 +255,7 @@ def _wrote_more(case: Case, inside: Sequence[Wait], victims: set[int]) -> Hypoth
         if all(len(written) == group.nranks for written in rings) and 0 < 2 * len(odd) <= group.nranks:
             waits = [wait for wait in inside if wait.key.group == number]
             suspects = [observed(job, group.members[rank][0], waits, (), Cause.WROTE_MORE) for rank in sorted(odd)]
-            return _odd(VerdictClass.INCONSISTENT, suspects, waits, inside, victims)
+            return naming(VerdictClass.INCONSISTENT, suspects, victims, 0.7, _first(waits, inside))
     return None
 
 
@@ -280,24 +270,21 @@ def _order(
     for wait in inside:
         if isinstance(wait.subject, RankNode) and not (wait.weak and wait.subject in known):
             entered[wait.key.group].add(wait.subject.index)
-    supports = _order_facts(job, entered)
-    supports += deviation_facts(job, deviations)
+    supports = [*_order_facts(job, entered), *deviation_facts(job, deviations), *wait_facts(inside)]
     left_out = bool(deviations) and all(deviation.left_out for deviation in deviations.values())
     biggest = max(entered.values(), key=len, default=set())
     # One rank against many others: its order is the odd one. Otherwise nobody's order is more right than another's.
     odd = set(deviations) or (members - biggest if 2 * len(biggest) > len(members) else set()) or members
     tie = not deviations and odd == members
-    verdict_class, cause = (
-        (VerdictClass.NOT_ENTERED, Cause.LEFT_OUT) if left_out else (VerdictClass.DEADLOCK, Cause.ORDER)
-    )  # fmt: skip
+    verdict_class = VerdictClass.NOT_ENTERED if left_out else VerdictClass.DEADLOCK
     suspects = []
     for index in sorted(odd):
         # Whom the others wait for (it has left out theirs), or what it waits in itself (its order is the odd one).
         own = [wait for wait in inside if (wait.object if left_out else wait.subject) == RankNode(index)]
-        suspects.append(observed(job, job.member(index), own, (), cause))
+        suspects.append(observed(job, job.member(index), own, (), Cause.LEFT_OUT if left_out else Cause.ORDER))
     # All that is proven of a tie is the cycle: whoever broke the order, or left a call out, is one of them.
     confidence = min(sureness(case), 0.6) if tie else sureness(case)
-    return naming(verdict_class, suspects, victims, confidence, [*supports, *wait_facts(inside)], tie=tie)
+    return naming(verdict_class, suspects, victims, confidence, supports, tie=tie)
 
 
 def _is_of_orders(job: Job, sink: Sink) -> bool:

@@ -11,26 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
+from ncclwatch.engine import edges
 from ncclwatch.engine.case import Case, Retraction
-from ncclwatch.engine.edges import (
-    GPU_STALLS,
-    PROXY_STALLS,
-    End,
-    Stall,
-    StallMark,
-    Wait,
-    Why,
-    has_produced,
-    laggards,
-    stalls_at,
-    waits_for,
-)
+from ncclwatch.engine.edges import GPU_STALLS, PROXY_STALLS, End, Stall, StallMark, Wait, Why, has_produced, waits_for
 from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, Node, RankNode, Strength, node_of
 from ncclwatch.engine.evidence.calls import CallsFinding, operation_of
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.evidence.kernel import Census
 from ncclwatch.engine.graph import Sink, Waits
-from ncclwatch.engine.slow.kernels import read_kernels
+from ncclwatch.engine.slow.kernels import Kernels, read_kernels
 from ncclwatch.engine.stated import errors_of
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.digraph import components
@@ -107,13 +96,15 @@ def called_less(case: Case) -> Iterator[Wait]:
     What a rank shows may come after what it waits in: then for a peer that shows nothing. O(ranks at the end x their peers).
     """
     counted = cache(lambda number: _counts(case.job.groups[number]))
+    after = cache(lambda index: case.waits.behind([RankNode(index)]))
     for member, idle in _may_wait_inside(case, unsure=True):
         for group, _ in _hidden_groups(case.job, member):
             counts, own = counted(group.id), group.ranks[member.index]
             least = min(counts.values(), default=0)
             behind = [rank for rank, count in counts.items() if count == least < counts.get(own, least)]
             for rank in behind[:MOST_PEERS]:
-                if idle or group.members[rank][0].index not in case.waits.busy:
+                peer = group.members[rank][0].index
+                if idle or peer not in case.waits.busy or (peer in case.waits.waiting and peer not in after(member.index)):
                     yield _counted(case, group, own, rank, counts)
     for node, wait in ((sink.nodes[0], wait) for sink in case.waits.ends.unseen for wait in sink.waits):
         if isinstance(node, HiddenNode) and isinstance(wait.subject, RankNode):  # Whom it may wait for has not called as much.
@@ -266,15 +257,15 @@ def _wait(
 
 def not_begun(case: Case) -> Iterator[Retraction]:
     """Waits in operations that the waiter has not begun: its GPU has produced nothing, or its data for another operation lies
-    unread, or its peer has the same receive open and was not kept by that from the collective, or it has called another before
-    that is not over. One wait of a cycle stays.
+    unread, or its peer has the same open and was not kept by that from another collective, or it has called another before that
+    is not over. One wait of a cycle stays.
     """
     for sink in case.waits.ends.cycles:
         idle = [wait for wait in sink.inside if not is_begun(case.job, wait) or _stands_elsewhere(case, wait)]
         at_hand = {wait.object for wait in sink.inside if wait.why is Why.FULL and not wait.key.point_to_point}
         elsewhere = [wait for wait in sink.inside if wait.weak and wait.subject in at_hand]
         after = [wait for wait in sink.inside if _comes_after(case, wait)]
-        for doubtful in (idle, elsewhere, _called_later(case.job, sink), after):
+        for doubtful in (idle, elsewhere, _called_later(case.job, sink), after, _passed_over(case, sink)):
             if 0 < len(doubtful) < len(sink.inside):
                 yield from map(Retraction, doubtful)
                 break
@@ -289,7 +280,7 @@ def not_completing(case: Case) -> Iterator[Retraction | StallMark]:
             if wait.why is not Why.NOT_TAKEN or end is None or not isinstance(target, RankNode):
                 continue
             if has_arrived(end.operation, group, case.job.member(target.index), end.member):
-                found[wait.subject].append(stalls_at(end, wait.other, Stall.PROXY_NOT_COMPLETING))
+                found[wait.subject].append(edges.stalls_at(end, wait.other, Stall.PROXY_NOT_COMPLETING))
         if len(found) == 1:
             ((node, marks),) = found.items()
             yield from marks
@@ -302,7 +293,7 @@ def behind_in_ring(case: Case) -> Iterator[Retraction | Wait]:
     Ranks that are behind each other make a cycle still.
     """
     job = case.job
-    lagging = cache(lambda: [wait for wait in laggards(job, case.rings) if not _is_one_sided(job, wait)])
+    lagging = cache(lambda: [wait for wait in edges.laggards(job, case.rings) if not _is_one_sided(job, wait)])
     for sink in case.waits.ends.cycles:
         if not any(wait.weak for wait in sink.inside):
             continue
@@ -342,12 +333,15 @@ def is_begun(job: Job, wait: Wait) -> bool:
 
 def _comes_after(case: Case, wait: Wait) -> bool:
     """Whether by its recorded calls who waits is before another operation, and nothing shows that it has begun this one."""
-    end, orders = wait.end, case.known.orders
-    if end is None or orders is None or not isinstance(wait.subject, RankNode) or has_moved(case.job, wait):
+    if (end := wait.end) is None or not isinstance(wait.subject, RankNode) or has_moved(case.job, wait):
         return False
-    member = case.job.member(wait.subject.index)
-    kernels = read_kernels(case.job, member, orders.find(member.info.host, member.info.pid))
+    kernels = _in_order(case, end.member)
     return kernels.first is not None and kernels.of.get(end.operation.address) != kernels.first
+
+
+def _in_order(case: Case, member: Member) -> Kernels:
+    orders = case.known.orders
+    return read_kernels(case.job, member, orders.find(member.info.host, member.info.pid) if orders is not None else None)
 
 
 def _stands_elsewhere(case: Case, wait: Wait) -> bool:
@@ -392,6 +386,27 @@ def _sends_of(member: Member, operation: ProxyOperation, address: int | None = N
         sub for own in member.last.operations
         if (own.comm_hash, own.op_count, own.direction) == same and address in (None, own.comm_address) for sub in own.subs
     ]  # fmt: skip
+
+
+def _passed_over(case: Case, sink: Sink) -> list[Wait]:
+    """What shows no move in a collective that another of the cycle has open as well, amid one which both have called. Of ranks
+    whose calls were recorded these tell.
+    """
+    ends = [(wait, wait.end) for wait in sink.inside if wait.end is not None and not wait.key.point_to_point]
+    amid = [at for wait, at in ends if has_moved(case.job, wait)]
+    open_ = [(wait, end) for wait, end in ends if end not in amid and _in_order(case, end.member).first is None]
+    return [wait for wait, end in open_ if any(_goes_before(at, end) for at in amid)]
+
+
+def _goes_before(first: End, end: End) -> bool:
+    """Whether processes at two ends have both called the collectives of both."""
+    both = has_open(first.member, end.operation) and has_open(end.member, first.operation)
+    return both and first.key.group != end.key.group
+
+
+def has_open(member: Member, operation: ProxyOperation) -> bool:
+    """Whether a process has this operation open as well."""
+    return any((one.comm_hash, one.op_count) == (operation.comm_hash, operation.op_count) for one in member.last.operations)
 
 
 def _called_later(job: Job, sink: Sink) -> list[Wait]:

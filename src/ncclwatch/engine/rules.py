@@ -80,8 +80,8 @@ RULES = (
          "operation that ended."),
     Rule("not-begun", Stratum.RETRACT, redraw.not_begun,
          "A GPU is in one operation of a stream, but proxies open the receives of all that is called. A ring begins with a "
-         "send (src/device/all_reduce.h): no send produced, not begun. Ranks run one program: a receive that a peer has open "
-         "as well did not keep that peer from the collective."),
+         "send (src/device/all_reduce.h): no send produced, not begun. Ranks run one program: what a peer has open as well "
+         "did not keep that peer from the collective it is amid."),
     Rule("not-completing", Stratum.RETRACT, redraw.not_completing,
          "The adapter acknowledges what it takes (reliable connection; ncclIbTest, src/transport/net_ib.cc): only the sender's "
          "proxy is left to move."),

@@ -73,6 +73,19 @@ def test_a_rank_that_is_behind_its_peer_is_named_although_the_peer_waits_too() -
     assert 1 in {c.rank for c in verdict.culprits}
 
 
+@pytest.mark.parametrize(("called", "held_up"), [((5, 6), True), ((6, 6), False)], ids=["less", "as much"])
+def test_a_gpu_that_has_begun_nothing_may_wait_for_who_has_called_less_and_waits_for_another(
+    called: tuple[int, int], held_up: bool
+) -> None:
+    """Rank 1's GPU has not begun what it has called across the network. Rank 0, which NVLink joins to it, waits for a link."""
+    ranks = job(called, cut=True)
+    arrived = recv(1, posted=8, received=8, delivered=8, consumed=0, comm_hash=PIPE)
+    ranks[1].operations = (arrived, send(1, sent=0, done=0, produced=0, comm_hash=PIPE))
+    verdict = diagnose(looks(ranks, 8))
+    assert (1 not in {culprit.rank for culprit in verdict.culprits}) is held_up, verdict.summary
+    assert (verdict.link is not None) is held_up
+
+
 def two_nodes(called: tuple[int, int]) -> list[Rank]:
     """Two nodes of two ranks. Rank 0 waits for rank 2 across the network; ranks 1 and 3, beside them by NVLink, have called an
     operation across it too that neither GPU has begun. ``called``: AllReduces that ranks 2 and 3 have called on one of their
@@ -387,6 +400,13 @@ def test_who_called_ahead_waits_in_what_came_first_where_all_called_in_one_order
     assert verdict.summary.startswith("one of rank 0")
 
 
+def test_what_a_peer_has_passed_over_was_called_ahead() -> None:
+    """No calls were recorded. Rank 2 has the second tree open, too, and is amid the first: ranks run one program."""
+    ranks, _ = two_trees({})
+    verdict = diagnose(looks(ranks, 8))
+    assert [culprit.rank for culprit in verdict.culprits] == [0, 1], verdict.summary
+
+
 def test_calls_in_two_orders_are_no_sign_of_a_node() -> None:
     ranks, known = two_trees({0: DATA, 1: DATA})
     verdict = diagnose(looks(ranks, 8), known)
@@ -420,7 +440,7 @@ def test_a_rank_behind_nvlink_that_left_out_a_call_and_waits_elsewhere_is_named(
 @pytest.mark.parametrize(
     ("called", "taken", "named"),
     [(5, 16, [3]), (6, 16, []), (5, 0, [])],
-    ids=["called less", "called as much", "who waits for it may have called ahead"],
+    ids=["called less", "called as much", "another end that nobody sees"],
 )
 def test_who_called_less_is_named_though_it_may_wait_inside_its_node_for_one_that_waits_for_it(
     called: int, taken: int, named: list[int]

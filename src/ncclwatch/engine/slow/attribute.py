@@ -66,9 +66,7 @@ def find(profile: Profile, context: Context) -> list[Finding]:
     return [found]
 
 
-def beside(
-    profile: Profile, context: Context, terms: Terms, network: Named, weights: Weights, least: float
-) -> list[Finding]:  # fmt: skip
+def beside(profile: Profile, context: Context, terms: Terms, network: Named, weights: Weights, least: float) -> list[Finding]:
     """Whose work holds the job up beside a slow network: the same question, of the time that the network does not explain.
 
     Not the other way round: who works or lacks CPUs moves its data late, and its links seem slow. An end of a slow link is not

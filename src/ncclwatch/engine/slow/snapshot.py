@@ -120,9 +120,7 @@ class Look:
 
 
 @collector_at_rest()
-def take_look(
-    job: Job, order_of: OrderOf | None = None, near_s: float = math.inf, stage_of: StageOf | None = None
-) -> Look:  # fmt: skip
+def take_look(job: Job, order_of: OrderOf | None = None, near_s: float = math.inf, stage_of: StageOf | None = None) -> Look:
     """Read off the newest samples who holds whom up. O(operations); the same cost as one diagnosis of a hang.
 
     ``near_s``: samples of two processes less than that apart are of one moment.

@@ -112,9 +112,7 @@ class SlowWatch:
         """For calibration; it changes nothing."""
         self._jobs: dict[ProcessKey, _JobWatch] = {}
 
-    def judge(
-        self, job: Job, verdict: Verdict, topologies: Sequence[Topology] = (), stage_of: StageOf | None = None
-    ) -> Verdict:  # fmt: skip
+    def judge(self, job: Job, verdict: Verdict, topologies: Sequence[Topology] = (), stage_of: StageOf | None = None) -> Verdict:
         """Take the newest samples of a job and the verdict on whether it hangs; a job that runs may be slow instead.
 
         A sample between two steps of progress counts once the job goes on; what is seen of a hang teaches nothing. ``topologies``
