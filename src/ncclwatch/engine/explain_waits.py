@@ -19,6 +19,7 @@ from ncclwatch.model.device import KernelState
 from ncclwatch.model.job import Job, Member, identity_of, launched
 from ncclwatch.model.joined import hides
 from ncclwatch.model.rings import CHUNK_STEPS
+from ncclwatch.model.state import Direction, Transport
 from ncclwatch.model.verdict import LinkRef, VerdictClass
 
 NAMED_ABSENT = 8
@@ -236,8 +237,12 @@ def _lacks_call(job: Job, inside: Sequence[Wait], victims: set[int]) -> Hypothes
 def _alone_in_it(job: Job, wait: Wait) -> list[Member]:
     """Who is in a collective that a rank is waited for in, where more have ended it. All have called as much: other things."""
     group, own = job.groups[wait.key.group], wait.end.operation if wait.end is not None else None
+    # Proxies work in a tree for those that the network joins to a parent or a child, which is both ways; leaves show nothing.
+    net = {(rank, *link) for rank, (_, view) in group.members.items() for link in view.transports if link[3] is Transport.NET}
+    both = {link[0] for link in net if {(*link[:3], way, Transport.NET) for way in Direction} <= net}
+    shown = len(both) if own is not None and own.algorithm == "Tree" else len(group.members)
     inside = [member for member, _ in group.members.values() if own is not None and has_open(member, own)]
-    return inside if 2 * len(inside) < len(group.members) else []
+    return inside if 2 * len(inside) < shown else []
 
 
 def _wrote_more(case: Case, inside: Sequence[Wait], victims: set[int]) -> Hypothesis | None:

@@ -400,8 +400,7 @@ def _passed_over(case: Case, sink: Sink) -> list[Wait]:
 
 def _goes_before(first: End, end: End) -> bool:
     """Whether processes at two ends have both called the collectives of both."""
-    both = has_open(first.member, end.operation) and has_open(end.member, first.operation)
-    return both and first.key.group != end.key.group
+    return first.key.group != end.key.group and has_open(first.member, end.operation) and has_open(end.member, first.operation)
 
 
 def has_open(member: Member, operation: ProxyOperation) -> bool:

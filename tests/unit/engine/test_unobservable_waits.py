@@ -400,6 +400,20 @@ def test_who_called_ahead_waits_in_what_came_first_where_all_called_in_one_order
     assert verdict.summary.startswith("one of rank 0")
 
 
+def test_who_waits_in_a_tree_of_which_leaves_show_nothing_is_not_alone_in_it() -> None:
+    """Rank 0 has called another operation in its place, and waits for rank 2 in a second tree. NVLink alone joins ranks 1 and 3
+    to the trees: no proxy of theirs works. A release that counts launches of any kind.
+    """
+    ranks, _ = two_trees({})
+    ranks[0].operations = ranks[0].operations[2:]
+    for one in ranks:
+        one.communicators = tuple(replace(own, sequence_numbers={}, op_count=14) for own in one.communicators)
+    seen = [[replace(look, process=replace(look.process, version=(2, 25, 1))) for look in series] for series in looks(ranks, 8)]
+    verdict = diagnose(seen)
+    assert verdict.verdict_class is VerdictClass.INCONSISTENT, verdict.summary
+    assert [culprit.rank for culprit in verdict.culprits] == [0]
+
+
 def test_what_a_peer_has_passed_over_was_called_ahead() -> None:
     """No calls were recorded. Rank 2 has the second tree open, too, and is amid the first: ranks run one program."""
     ranks, _ = two_trees({})
