@@ -198,10 +198,8 @@ def _behind_unseen(case: Case) -> Iterator[Hypothesis]:
         node, doors = sink.nodes[0], {wait.subject.index for wait in sink.waits if isinstance(wait.subject, RankNode)}
         peer = case.job.groups[node.group_id].holder(node.comm_rank) if isinstance(node, HiddenNode) else None
         for door in doors if len(doors) == 1 else ():
-            waits, both = (
-                [wait for wait in case.waits.of([door])[door] if wait.why in OF_CALLS],
-                (door, peer.index if peer else -1),
-            )
+            both = door, peer.index if peer is not None else -1
+            waits = [wait for wait in case.waits.of([door])[door] if wait.why in OF_CALLS]
             shared = [group for wait in waits if {*both} <= (group := case.job.groups[wait.key.group]).ranks.keys()]
             calls = [[launched(*group.members[group.ranks[index]]) or 0 for index in both] for group in shared]
             found = _lacks_call(case.job, waits, case.waits.behind([RankNode(door)])) if any(a < b for a, b in calls) else None

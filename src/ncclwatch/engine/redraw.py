@@ -389,17 +389,17 @@ def _sends_of(member: Member, operation: ProxyOperation, address: int | None = N
 
 
 def _passed_over(case: Case, sink: Sink) -> list[Wait]:
-    """What shows no move in a collective that another of the cycle has open as well, amid one which both have called. Of ranks
-    whose calls were recorded these tell.
+    """Waits that show no move, in a collective that another rank of the cycle has called, too, while it is amid an earlier one.
+    Where a rank's calls were recorded, these tell.
     """
     ends = [(wait, wait.end) for wait in sink.inside if wait.end is not None and not wait.key.point_to_point]
     amid = [at for wait, at in ends if has_moved(case.job, wait)]
     open_ = [(wait, end) for wait, end in ends if end not in amid and _in_order(case, end.member).first is None]
-    return [wait for wait, end in open_ if any(_goes_before(at, end) for at in amid)]
+    return [wait for wait, end in open_ if any(_both_called(at, end) for at in amid)]
 
 
-def _goes_before(first: End, end: End) -> bool:
-    """Whether processes at two ends have both called the collectives of both."""
+def _both_called(first: End, end: End) -> bool:
+    """Whether both processes have called both collectives, which are of different communicators."""
     return first.key.group != end.key.group and has_open(first.member, end.operation) and has_open(end.member, first.operation)
 
 
