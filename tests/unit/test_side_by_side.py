@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,11 @@ from ncclwatch.side_by_side import apart, beside, side_by_side
 
 def who(item: int) -> tuple[int, int]:
     return item, os.getpid()
+
+
+def children() -> set[str]:
+    """Of this process, zombies as well. A test before may have left a helper of Python's own: that is none of the work's."""
+    return {pid for task in Path("/proc/self/task").glob("*/children") for pid in task.read_text().split()}
 
 
 def dies_elsewhere(item: int, *, home: int) -> int:
@@ -79,21 +85,21 @@ def test_what_work_raises_is_raised_here() -> None:
 
 def test_the_second_is_done_by_another_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    before = children()
     done = list(beside(who, range(4)))
     assert [item for item, _ in done] == list(range(4))
     assert [process == os.getpid() for _, process in done] == [True, False, True, True]
     assert {process for _, process in beside(who, range(4), alone=True)} == {os.getpid()}
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert children() <= before
 
 
 def test_a_second_that_is_lost_is_done_here_and_one_nobody_asks_for_is_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    before = children()
     assert list(beside(partial(dies_elsewhere, home=os.getpid()), [4, 5, 6])) == [4, 5, 6]
     asked = beside(int, ["1", "x"])
     assert next(asked) == 1
     asked.close()
     with pytest.raises(ValueError, match="invalid literal"):
         list(beside(int, ["1", "x"]))
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert children() <= before

@@ -100,6 +100,8 @@ PROXY_STALLS = frozenset({
 """What a proxy thread alone decides: no peer and no GPU can hold it up there."""
 SAID_BY_THE_OTHER = frozenset({Why.EMPTY, Why.FULL})
 """What is said of a rank that was observed."""
+OF_CALLS = SAID_BY_THE_OTHER | {Why.NO_OPERATION, Why.NOT_CALLED}
+"""Where counts of calls can tell whether the rank that is waited for has called what others wait in."""
 FINISHED_THERE = frozenset({Why.IN_NETWORK, Why.UNCONFIRMED, Stall.PROXY_NOT_TAKING})
 """Where no other end is open, that is because it is through."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ncclwatch.engine.call_order import Deviation, deviation_facts, find_deviations
 from ncclwatch.engine.case import Case, Hypothesis, Suspect, naming, nobody, observed, peers
-from ncclwatch.engine.edges import PROXY_STALLS, SAID_BY_THE_OTHER, Stall, Wait, Why, told, wait_facts
+from ncclwatch.engine.edges import OF_CALLS, PROXY_STALLS, Stall, Wait, Why, told, wait_facts
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, HiddenNode, LinkNode, RankNode
 from ncclwatch.engine.evidence.calls import called_less_often, lacks_calls
 from ncclwatch.engine.evidence.device import gpu_state
@@ -29,6 +29,11 @@ NAMED_ABSENT = 8
 def sureness(case: Case) -> float:
     """Confidence in where waits end, by how long nothing has moved."""
     return 0.6 if case.still < HANG_FLOOR_S else 0.85
+
+
+def _into(sinks: Iterable[Sink]) -> list[Fact]:
+    """The waits that lead to ends, as they are told."""
+    return wait_facts(wait for sink in sinks for wait in sink.waits)
 
 
 # --- ends nobody sees --------------------------------------------------------------------------------------------------
@@ -72,7 +77,7 @@ def inside_node(case: Case) -> Iterator[Hypothesis]:
         return
     marks = [mark for index in sorted(doors) for mark in stalls[index]]
     cause = _cause(case, job.member(door := min(doors)), Sink((RankNode(door),), job, stalls=stalls[door]))
-    supports = [*wait_facts(wait for sink in hidden for wait in sink.waits), *marks]
+    supports = [*_into(hidden), *marks]
     yield naming(
         VerdictClass.NOT_ENTERED if cause in NOT_STARTED else VerdictClass.HARDWARE,
         [observed(job, job.member(index), (), stalls.get(index, marks), cause) for index in sorted(named)],
@@ -109,8 +114,8 @@ def link(case: Case) -> Iterator[Hypothesis]:
         for member in members:
             suspects.setdefault(member.index, observed(job, member, sink.waits, (), Cause.LINK, link=reference))
     if suspects:
-        supports = [fact for sink in ends.links for fact in wait_facts(sink.waits)]
-        missing = tuple(wait_facts(wait for sink in (*ends.unseen, *ends.cycles) for wait in sink.waits))
+        supports = _into(ends.links)
+        missing = tuple(_into((*ends.unseen, *ends.cycles)))
         victims, confidence = case.waits.victims(ends.links), min(sureness(case), 0.7)
         yield naming(VerdictClass.HARDWARE, suspects.values(), victims, confidence, supports, missing=missing)
 
@@ -137,7 +142,7 @@ def rank_behind(case: Case) -> Iterator[Hypothesis]:
         yield naming(
             VerdictClass.NOT_ENTERED if not_started else VerdictClass.HARDWARE, suspects,
             case.waits.victims(ends.ranks) | peers(job, suspects), sureness(case), supports,
-            missing=tuple(wait_facts(wait for sink in (*ends.unseen, *ends.cycles, *ends.beside_absent) for wait in sink.waits)),
+            missing=tuple(_into((*ends.unseen, *ends.cycles, *ends.beside_absent))),
         )  # fmt: skip
 
 
@@ -173,11 +178,10 @@ def cycle(case: Case) -> Iterator[Hypothesis]:
     sinks = [sink for sink in ends.cycles if _is_of_orders(job, sink)]
     inside = [wait for sink in sinks or ends.cycles for wait in sink.inside]
     if not sinks:
-        yield from (lacking := [*_behind_unseen(case)][:1])
         # Beside a rank that has nothing open, a cycle inside one operation is where those wait of whom nothing is seen. One that
         # no GPU has begun was called ahead: its ranks wait in something else, and other ends are no less the cause.
         begun = not (ends.ranks or ends.beside_absent or ends.links) or any(is_begun(job, wait) for wait in inside)
-        if ends.cycles and not lacking and begun and all(sink.stalls for sink in (*ends.ranks, *ends.beside_absent)):
+        if ends.cycles and begun and all(sink.stalls for sink in (*ends.ranks, *ends.beside_absent)):
             yield nobody(Cause.CYCLE_IN_OPERATION, wait_facts(inside))
         return
     members = {node.index for sink in sinks for node in sink.nodes if isinstance(node, RankNode)}
@@ -192,27 +196,9 @@ def cycle(case: Case) -> Iterator[Hypothesis]:
     yield found or _order(case, inside, members, victims, deviations)
 
 
-def _behind_unseen(case: Case) -> Iterator[Hypothesis]:
-    """Who has called less than others, which wait for it, and may itself wait inside its node for one that has called as much."""
-    for sink in case.waits.ends.unseen:
-        node, doors = sink.nodes[0], {wait.subject.index for wait in sink.waits if isinstance(wait.subject, RankNode)}
-        peer = case.job.groups[node.group_id].holder(node.comm_rank) if isinstance(node, HiddenNode) else None
-        for door in doors if len(doors) == 1 else ():
-            both = door, peer.index if peer is not None else -1
-            waits = [wait for wait in case.waits.of([door])[door] if wait.why in OF_CALLS]
-            shared = [group for wait in waits if {*both} <= (group := case.job.groups[wait.key.group]).ranks.keys()]
-            calls = [[launched(*group.members[group.ranks[index]]) or 0 for index in both] for group in shared]
-            found = _lacks_call(case.job, waits, case.waits.behind([RankNode(door)])) if any(a < b for a, b in calls) else None
-            if found is not None and found.verdict_class is VerdictClass.NOT_ENTERED:
-                yield found
-
-
 def _first(waits: Sequence[Wait], inside: Sequence[Wait]) -> list[Fact]:
     """Waits of a cycle that tell who is odd in it, and then the others, as evidence."""
     return wait_facts([*waits, *(wait for wait in inside if wait not in waits)])
-
-
-OF_CALLS = SAID_BY_THE_OTHER | {Why.NO_OPERATION, Why.NOT_CALLED}
 
 
 def _lacks_call(job: Job, inside: Sequence[Wait], victims: set[int]) -> Hypothesis | None:
@@ -235,10 +221,13 @@ def _lacks_call(job: Job, inside: Sequence[Wait], victims: set[int]) -> Hypothes
 def _alone_in_it(job: Job, wait: Wait) -> list[Member]:
     """Who is in a collective that a rank is waited for in, where more have ended it. All have called as much: other things."""
     group, own = job.groups[wait.key.group], wait.end.operation if wait.end is not None else None
-    # Proxies work in a tree for those that the network joins to a parent or a child, which is both ways; leaves show nothing.
-    net = {(rank, *link) for rank, (_, view) in group.members.items() for link in view.transports if link[3] is Transport.NET}
-    both = {link[0] for link in net if {(*link[:3], way, Transport.NET) for way in Direction} <= net}
-    shown = len(both) if own is not None and own.algorithm == "Tree" else len(group.members)
+    # Proxies work in a tree for those that the network joins to their parent, and for these: the others show nothing.
+    up = Direction.SEND, Transport.NET
+    joined = {
+        end for rank, (_, view) in group.members.items() for ring in view.rings
+        if (ring.channel, ring.parent, *up) in view.transports for end in (rank, ring.parent)
+    }  # fmt: skip
+    shown = len(joined) if own is not None and own.algorithm == "Tree" else len(group.members)
     inside = [member for member, _ in group.members.values() if own is not None and has_open(member, own)]
     return inside if 2 * len(inside) < shown else []
 

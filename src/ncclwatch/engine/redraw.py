@@ -7,13 +7,14 @@ opens the receives of all that the host has called: so waits are drawn that it h
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 from ncclwatch.engine import edges
 from ncclwatch.engine.case import Case, Retraction
-from ncclwatch.engine.edges import GPU_STALLS, PROXY_STALLS, End, Stall, StallMark, Wait, Why, has_produced, waits_for
+from ncclwatch.engine.edges import GPU_STALLS, OF_CALLS, PROXY_STALLS, End, Stall, StallMark, Wait, Why, has_produced, waits_for
 from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, Node, RankNode, Strength, node_of
 from ncclwatch.engine.evidence.calls import CallsFinding, operation_of
 from ncclwatch.engine.evidence.device import gpu_state
@@ -107,10 +108,8 @@ def called_less(case: Case) -> Iterator[Wait]:
                 if idle or peer not in case.waits.busy or (peer in case.waits.waiting and peer not in after(member.index)):
                     yield _counted(case, group, own, rank, counts)
     for node, wait in ((sink.nodes[0], wait) for sink in case.waits.ends.unseen for wait in sink.waits):
-        if isinstance(node, HiddenNode) and isinstance(wait.subject, RankNode):  # Whom it may wait for has not called as much.
-            counts, own = counted(node.group_id), case.job.groups[node.group_id].ranks[wait.subject.index]
-            if counts.get(node.comm_rank, 0) < counts.get(own, 0) and node.comm_rank in counts:
-                yield _counted(case, case.job.groups[node.group_id], own, node.comm_rank, counts)
+        if isinstance(node, HiddenNode):
+            yield from _past_hidden(case, node, wait, counted)
 
 
 def hidden_peer(case: Case) -> Iterator[Wait]:
@@ -223,6 +222,27 @@ def _enough_pairs(waiting: Sequence[int], behind: Sequence[int]) -> list[tuple[i
 def _counts(group: Group) -> dict[int, int]:
     """Collectives that each rank has called by NCCL's counts, where those can be compared."""
     return {rank: count for rank, (member, own) in group.members.items() if (count := launched(member, own)) is not None}
+
+
+def _past_hidden(case: Case, node: HiddenNode, wait: Wait, counted: Callable[[int], Mapping[int, int]]) -> Iterator[Wait]:
+    """Of one that may wait for a rank that NVLink hides: that it does, where that rank has called less. And the wait of that rank
+    in turn, where it has called more on another communicator than that one, which others wait for there, too.
+    """
+    job, door = case.job, wait.subject
+    peer = job.groups[node.group_id].holder(node.comm_rank)
+    if not isinstance(door, RankNode) or peer is None:
+        return
+    asked = {one.key.group for one in case.waits.of([door.index])[door.index] if one.object == door and one.why in OF_CALLS}
+    # Whether a message is owed counts of collectives do not tell.
+    for number in {node.group_id, *(asked if not wait.key.point_to_point else ())}:
+        group, counts = job.groups[number], counted(number)
+        own, rank = (group.ranks.get(index, -1) for index in (door.index, peer.index))
+        if not {own, rank} <= counts.keys():
+            continue
+        if number == node.group_id and counts[rank] < counts[own]:
+            yield _counted(case, group, own, rank, counts)
+        elif number in asked and counts[own] < counts[rank]:
+            yield replace(_counted(case, group, rank, own, counts), subject=node)
 
 
 def _counted(case: Case, group: Group, own: int, rank: int, counts: Mapping[int, int]) -> Wait:

@@ -15,20 +15,8 @@ import numpy as np
 
 from ncclwatch.engine import edges
 from ncclwatch.engine.edges import NOBODY, ConnectionKey, End, Stall, StallMark, Wait, Why, waits_for
-from ncclwatch.engine.evidence.base import (
-    AbsentNode,
-    Fact,
-    FactColumns,
-    FactKind,
-    HiddenNode,
-    LinkNode,
-    Node,
-    Nodes,
-    RankNode,
-    Source,
-    Strength,
-    node_of,
-)
+from ncclwatch.engine.evidence import base
+from ncclwatch.engine.evidence.base import FactColumns, FactKind, RankNode, Source, Strength
 from ncclwatch.engine.transfers import SHOWN, Compared
 from ncclwatch.model.columns import Column
 from ncclwatch.model.job import Group, Member, launched
@@ -53,7 +41,7 @@ class Proxies(Source):
 
     kinds = frozenset({FactKind.WAITS_FOR, FactKind.STANDS})
 
-    def facts(self, case: Case) -> Iterator[FactColumns[Fact]]:
+    def facts(self, case: Case) -> Iterator[FactColumns[base.Fact]]:
         """Waits and stalls, in columns. O(transfers)."""
         t, compared, target = case.transfers, case.compared, _targets(case)
         stands = compared.showing(*Stall)
@@ -71,7 +59,7 @@ class Proxies(Source):
             yield "operations that kernels start themselves (device API, GIN): neither calls nor proxy steps show them"
 
 
-def _fact(compared: Compared, nodes: Nodes, places: Column, target: Column, number: int) -> Wait | StallMark:
+def _fact(compared: Compared, nodes: base.Nodes, places: Column, target: Column, number: int) -> Wait | StallMark:
     place = int(places[number])
     (end, other), shows = compared.ends(place), SHOWN[compared.shows[place]]
     if isinstance(shows, Stall):
@@ -96,10 +84,10 @@ def _targets(case: Case) -> Column:
     for place in np.flatnonzero((target < 0) & ~stands).tolist():
         row = int(rows[place])
         key = t.key(row)
-        node: Node = AbsentNode(key.group, int(t.peer[row]))
+        node: base.Node = base.AbsentNode(key.group, int(t.peer[row]))
         if of_links[place]:
-            ends = [node_of(t.group_of(row), rank) for rank in (key.source, key.destination)]
-            node = next((end for end in ends if end in idle), LinkNode(key.group, key.source, key.destination))
+            ends = [base.node_of(t.group_of(row), rank) for rank in (key.source, key.destination)]
+            node = next((end for end in ends if end in idle), base.LinkNode(key.group, key.source, key.destination))
         target[place] = case.facts.nodes.number(node)
     return target
 
@@ -347,9 +335,9 @@ class _Inside:
         ring = own.ring(channel) if is_ring(end.operation) else None
         if ring is None or (channel, ring.prev, Direction.RECV, Transport.NET) not in own.transports:
             return
-        target = node_of(group, ring.prev)
+        target = base.node_of(group, ring.prev)
         link = isinstance(target, RankNode) and not self.job.member(target.index).halted
-        leads = LinkNode(group.id, ring.prev, own.rank) if link else target
+        leads = base.LinkNode(group.id, ring.prev, own.rank) if link else target
         detail = f"{edges.operation_text(end)}, channel {channel}, produced {end.sub.gpu_ready} of {end.sub.nsteps} steps"
         yield waits_for(self.job, group, member, ring.prev, Why.BROKEN, detail, channel=channel, end=end, target=leads)
 
@@ -361,7 +349,7 @@ class _Inside:
     def _possible(self, group: Group, member: Member, peer: int, channel: int) -> Wait:
         return waits_for(
             self.job, group, member, peer, Why.UNOBSERVED, "the host cannot see that", channel=channel,
-            strength=Strength.POSSIBLE, target=HiddenNode(group.id, peer), where=" inside the node",
+            strength=Strength.POSSIBLE, target=base.HiddenNode(group.id, peer), where=" inside the node",
         )  # fmt: skip
 
     def _answer(self, key: ConnectionKey) -> Iterator[Wait]:
