@@ -56,7 +56,7 @@ class CallOrder:
         records = np.zeros(len(calls), RECORD)
         for name in _FIELDS:
             records[name] = calls[name]
-        self._unmade = np.concatenate([self._unmade, records])
+        self._unmade = np.concatenate([self._unmade, records]) if len(self._unmade) else records
         if len(self._unmade) > UNMADE_RECORDS:
             self._make()
 
@@ -149,7 +149,8 @@ def by_process(events: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
     function = events["function"]
     read = (events["flags"] & np.uint16(Flag.COMM_READ)) != 0
     at = np.flatnonzero((events["kind"] == Kind.ENTER) & np.isin(function, _ORDERED) & (read | np.isin(function, MARKS)))
-    calls = events[at[np.lexsort((events["time_ns"][at], events["pid"][at]))]]
+    # Not by an index of the records: these are wide, and would be copied field by field.
+    calls = events.take(at[np.lexsort((events["time_ns"][at], events["pid"][at]))])
     return calls, bounds_of(calls["pid"])
 
 

@@ -215,8 +215,9 @@ class Ledger:
 
     def note_count(self, row: int, counted: int, until_ns: int) -> None:
         """Remember by how much NCCL's count, raised after a call is recorded, exceeds the calls seen by then: the most ever."""
-        _, kept = self.history(row)
-        newer = int(np.count_nonzero(kept["time_ns"] > until_ns))
+        # The ring is filled from its beginning. (Rows of all columns, as of a history, are copied column by column.)
+        kept = self.operations["time_ns"][row, : min(int(self.called[row]), self.depth)]
+        newer = int(np.count_nonzero(kept > until_ns))
         if newer < len(kept):
             self.before[row] = max(int(self.before[row]), counted - int(self.called[row]) + newer)
 

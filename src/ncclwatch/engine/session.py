@@ -216,7 +216,7 @@ class DiagnosisSession:
         """Hand a node's calls to the diagnosis: once a judgement, for its cost is by the batch more than by the record."""
         waiting = self._calls.pop(host, None)
         if waiting or lost:
-            events = np.concatenate(waiting) if waiting else _NO_EVENTS
+            events = (waiting[0] if len(waiting) == 1 else np.concatenate(waiting)) if waiting else _NO_EVENTS
             # A process nobody watches yet comes with its number in a pid namespace of its own: that may be another's here.
             foreign = (events["flags"] & Flag.UNKNOWN_PROCESS != 0) & (events["pid_namespace"] != 0)
             self.diagnosis.add_calls(events[~foreign] if foreign.any() else events, lost, host)
