@@ -39,6 +39,7 @@ NO_DUMP = "stopped, ended, cut off, or not asked"
 FRAMES = 2
 """Bound: lines of a program that are told of one call."""
 _NUMBER = re.compile(r"#(\d+)\b")
+_HASHED = re.compile("communicator [0-9a-f]{16}")
 _REASONS = re.compile("has not (called the operation the others have called|entered the operation the others wait in)")
 """What the engine says of who is behind."""
 _LIBRARY = re.compile(r"(^|/)(torch|transformer_engine|deepspeed)/|/contextlib\.py$|^<frozen ")
@@ -96,11 +97,10 @@ def with_lines(job: FlightJob, verdict: Verdict) -> Verdict:
 def _translation(job: FlightJob, wording: Wording) -> Callable[[str], str]:
     labels = {f"communicator {group.hash:016x}": group.label for group in job.groups.values()}
     place = re.compile(rf" ?\(?{re.escape(host_of(0)[:-1])}\d+, pid \d+\)?|on {re.escape(host_of(0)[:-1])}\d+")
-    known = re.compile("|".join(map(re.escape, labels)) or "(?!)")
 
     def say(text: str) -> str:
         text = text.replace("no NCCL counter moved in any of", "no call, and no end of one, is recorded in any of")
-        text = known.sub(lambda found: labels[found[0]], text)
+        text = _HASHED.sub(lambda found: labels.get(found[0], found[0]), text)
         text = place.sub(lambda found: "on its host" if found[0].startswith("on ") else "", text)
         text = re.sub(rf"\b{FIRST_PID // 10_000}\d{{4}}\b", "PID", text) if "pid" in text else text
         text = _NUMBER.sub(lambda found: f"#{int(found[1]) + job.base}", text)
