@@ -12,7 +12,6 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -144,8 +143,8 @@ class FlightJob:
         # Who has called nothing on the group of all ranks is a rank of it all the same.
         silent = [name for name in self._of_all if name not in one.groups and not one.partial]
         names = (*one.groups, *silent)
-        # Sorted once: records are wide, and each choice among them copies what it takes.
-        entries = entries[np.argsort(entries["group"], kind="stable")]
+        # Sorted once, and not by an index of records: that copies them column by column.
+        entries = entries.take(np.argsort(entries["group"], kind="stable"))
         bounds = np.searchsorted(entries["group"], np.arange(len(names) + 1))
         for number, name in enumerate(names):
             own = entries[bounds[number] : bounds[number + 1]]
@@ -240,45 +239,34 @@ class FlightJob:
         and a batch costs more than its records.
         """
         parts = [self.ranks[at : at + TOGETHER] for at in range(0, len(self.ranks), TOGETHER)]
-        samples = {one.rank: self._counted_as(self._samples[one.rank], least) for one in self.ranks}
+        peers = {group.number: _peers(group) for group in self.groups.values()}
+        samples = {one.rank: self._sample(one, peers, least) for one in self.ranks}
         for turn, moment in enumerate(self.moments):
             for part in parts:
                 events = self._events(part, least) if turn == 0 else None
                 yield NodeBatch(
                     host=host_of(part[0].rank), boot_id=host_of(part[0].rank), sequence=turn, time_ns=moment, wall_ns=moment,
                     interval_s=max(1.0, self.waited_s), looked=True, events=events,
-                    samples=tuple(replace(samples[one.rank], time_ns=moment, wall_ns=moment) for one in part),
+                    samples=tuple(_at(samples[one.rank], moment) for one in part),
                 )  # fmt: skip
 
-    @cached_property
-    def _samples(self) -> dict[int, ProcessSample]:
-        """What each rank is and has, by its calls."""
-        peers = {group.number: _peers(group) for group in self.groups.values()}
-        return {one.rank: self._sample(one, peers) for one in self.ranks}
-
-    def _counted_as(self, sample: ProcessSample, least: State) -> ProcessSample:
-        """The same with the counts of another view."""
-        if least is State.SCHEDULED:
-            return sample
-        parts = self.parts[sample.process.rank] if sample.process.rank is not None else []
-        counted = [{COUNTED: self._come(part, least)} for part in parts]
-        held = zip(sample.communicators, counted, strict=True)
-        return replace(sample, communicators=tuple(replace(own, sequence_numbers=numbers) for own, numbers in held))
-
-    def _sample(self, one: RankDump, peers: Mapping[int, tuple[PeerInfo, ...]]) -> ProcessSample:
+    def _sample(self, one: RankDump, peers: Mapping[int, tuple[PeerInfo, ...]], least: State) -> ProcessSample:
+        """What a rank is and has at the first moment, by its calls."""
         host = host_of(self._first_of[one.rank])
         info = ProcessInfo(
             key=ProcessKey(host, FIRST_PID + one.rank, 0, ""), host=host, name="python", command=(), library="", version=None,
             version_source=VersionSource.UNKNOWN, rank=one.rank, world_size=len(self.world), rank_source="dump",
         )  # fmt: skip
-        communicators = tuple(self._communicator(one, part, peers) for part in self.parts[one.rank])
+        communicators = tuple(self._communicator(one, part, peers, least) for part in self.parts[one.rank])
         device = None
         if self.begun_known:
             told = tuple(_device(part, one.rank) for part in self.parts[one.rank])
             device = DeviceSample("flight recorder", 0, "", communicators=told)
-        return ProcessSample(info, 0, 0, 0, "S", communicators, device=device)
+        return ProcessSample(info, self.moments[0], self.moments[0], 0, "S", communicators, device=device)
 
-    def _communicator(self, one: RankDump, part: Part, peers: Mapping[int, tuple[PeerInfo, ...]]) -> Communicator:
+    def _communicator(
+        self, one: RankDump, part: Part, peers: Mapping[int, tuple[PeerInfo, ...]], least: State
+    ) -> Communicator:  # fmt: skip
         group, rank = part.group, part.group.places[one.rank]
         others = [(rank - 1) % len(group.ranks), (rank + 1) % len(group.ranks)]
         others += [group.places[number] for number in self.missing if number in group.places]
@@ -286,11 +274,13 @@ class FlightJob:
         ways = tuple((0, peer, Direction.SEND, Transport.UNKNOWN) for peer in sorted({*others} - {rank}) if open_here)
         return Communicator(
             address=group.address, hash=group.hash, rank=rank, nranks=len(group.ranks), name=group.name.about,
-            sequence_numbers={COUNTED: part.counted}, peers=peers[group.number], transports=ways,
+            sequence_numbers={COUNTED: self._come(part, least)}, peers=peers[group.number], transports=ways,
         )  # fmt: skip
 
     def _come(self, part: Part, least: State) -> int:
         """How many collectives have come as far."""
+        if least is State.SCHEDULED:
+            return part.counted
         come = part.rows["state"] >= least
         return int(part.rows["sequence"].max(initial=self.base - 1, where=come)) - self.base + 1
 
@@ -302,28 +292,39 @@ class FlightJob:
         told = [_told(part, least) for _, part in parts]
         sizes = [part.from_birth + sum(map(len, rows)) for (_, part), rows in zip(parts, told, strict=True)]
         entries, at = np.zeros(sum(sizes), ENTRY_DTYPE), 0
-        births: list[int] = []
         for (_, part), several in zip(parts, told, strict=True):
-            births += [at] * part.from_birth
-            at += part.from_birth
+            if part.from_birth:
+                entries["function"][at] = Function.COMM_INIT_RANK
+                at += 1
             for rows in several:
                 entries[at : at + len(rows)] = rows
                 at += len(rows)
-        events = np.zeros(len(entries), EVENT_DTYPE)
-        for name in ("function", "datatype", "peer", "count"):
-            events[name] = entries[name]
-        events["time_ns"] = np.maximum(entries["created_ns"], 0)
-        events["op_count"] = np.maximum(entries["sequence"] - self.base, 0)
-        events["kind"], events["flags"] = Kind.ENTER, Flag.COMM_READ
-        events["kind"][births], events["function"][births] = Kind.LEAVE, Function.COMM_INIT_RANK
         places = [
             (FIRST_PID + rank, part.group.address, part.group.hash, part.group.places[rank], len(part.group.ranks))
             for rank, part in parts
         ]
-        for name, values in zip(("pid", "comm", "comm_hash", "rank", "nranks"), zip(*places, strict=True), strict=False):
-            events[name] = np.repeat(np.array(values, EVENT_DTYPE[name]), sizes)
+        names = ("pid", "comm", "comm_hash", "rank", "nranks")
+        columns = {name: np.array([one[at] for one in places], EVENT_DTYPE[name]) for at, name in enumerate(names)}
+        whose = np.repeat(np.arange(len(parts)), np.array(sizes, np.int64))
+        # Put in order while they are narrow, and not by an index of records: that copies them column by column.
+        order = np.lexsort((np.maximum(entries["created_ns"], 0), columns["pid"][whose]))
+        entries, whose = entries.take(order), whose[order]
+        events = np.zeros(len(entries), EVENT_DTYPE)
+        for name in ("function", "datatype", "peer", "count"):
+            events[name] = entries[name]
+        for name, values in columns.items():
+            events[name] = values[whose]
         events["tid"] = events["pid"]
-        return events[np.lexsort((events["time_ns"], events["pid"]))]
+        events["time_ns"] = np.maximum(entries["created_ns"], 0)
+        events["op_count"] = np.maximum(entries["sequence"] - self.base, 0)
+        events["kind"] = np.where(entries["function"] == Function.COMM_INIT_RANK, Kind.LEAVE, Kind.ENTER)
+        events["flags"] = Flag.COMM_READ
+        return events
+
+
+def _at(sample: ProcessSample, moment: int) -> ProcessSample:
+    """The same at another moment."""
+    return sample if sample.time_ns == moment else replace(sample, time_ns=moment, wall_ns=moment)
 
 
 def _written(one: RankDump) -> int:
@@ -342,8 +343,11 @@ def _told(part: Part, least: State) -> list[NDArray[Any]]:
         return []
     if least is State.SCHEDULED:
         return [part.rows, part.messages]
-    rows, messages = part.rows[part.rows["state"] >= least], part.messages[part.messages["state"] >= least]
-    return [rows, messages] if bool((np.diff(rows["sequence"]) == 1).all()) else [messages]
+    rows = part.rows.take((part.rows["state"] >= least).nonzero()[0])
+    messages = part.messages[part.messages["state"] >= least]
+    # Numbers rise from row to row.
+    whole = not len(rows) or int(rows["sequence"][-1]) - int(rows["sequence"][0]) == len(rows) - 1
+    return [rows, messages] if whole else [messages]
 
 
 def host_of(rank: int) -> str:
