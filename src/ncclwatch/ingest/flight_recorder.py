@@ -64,7 +64,9 @@ class FlightRecorder(Format):
         """One job for each prefix of names; of equal names in several folders one job where their ranks differ."""
         unnamed = [file for file in files if rank_of(file) is None]
         problems = [f"{clean(str(file), 160)}: its name has no rank" for file in unnamed]
-        read = [_read_job(prefix, ranks) for prefix, ranks in _jobs(files)]
+        # The collector would walk the rows of all ranks, over and over.
+        with collector_at_rest():
+            read = [_read_job(prefix, ranks) for prefix, ranks in _jobs(files)]
         found = [ingested for ingested in read if isinstance(ingested, Ingested)]
         problems += [line for lines in read if not isinstance(lines, Ingested) for line in lines]
         if not found:

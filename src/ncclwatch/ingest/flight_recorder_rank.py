@@ -137,11 +137,12 @@ def _over_all_groups(rows: NDArray[Any]) -> bool:
     again after another: its own next number is one more, and leaves no room between.
     """
     newest = rows[-KEPT_OF_A_GROUP:]
-    newest = newest[~newest["message"]]
-    if not (newest["sequence"][1:] > newest["sequence"][:-1]).all():
+    called = ~newest["message"]
+    sequence, group = newest["sequence"][called], newest["group"][called]
+    if not (sequence[1:] > sequence[:-1]).all():
         return False
-    turns = int(np.count_nonzero(newest["group"][1:] != newest["group"][:-1]))
-    return turns >= max(2, len(distinct(newest["group"])))
+    turns = int(np.count_nonzero(group[1:] != group[:-1]))
+    return turns >= max(2, len(distinct(group)))
 
 
 def _number_by_group(dump: Dump, rows: NDArray[Any], reader: _Reader) -> None:
@@ -279,7 +280,7 @@ class _Reader:
         for name, column in zip(("group", "function", "peer", "coalesced", "backend"), zip(*told, strict=True), strict=True):
             kinds[name] = column
         numbers, *columns = zip(*found, strict=True)
-        rows = kinds[list(numbers)]
+        rows = kinds.take(numbers)
         for name, column in zip(("sequence", "datatype", "state", "count", "created_ns", "message"), columns, strict=True):
             rows[name] = column
         return rows
