@@ -232,9 +232,10 @@ def _past_hidden(case: Case, node: HiddenNode, wait: Wait, counted: Callable[[in
     peer = job.groups[node.group_id].holder(node.comm_rank)
     if not isinstance(door, RankNode) or peer is None:
         return
-    asked = {one.key.group for one in case.waits.of([door.index])[door.index] if one.object == door and one.why in OF_CALLS}
     # Whether a message is owed counts of collectives do not tell.
-    for number in {node.group_id, *(asked if not wait.key.point_to_point else ())}:
+    others = case.waits.of([door.index])[door.index] if not wait.key.point_to_point else ()
+    asked = {one.key.group for one in others if one.object == door and one.why in OF_CALLS}
+    for number in {node.group_id, *asked}:
         group, counts = job.groups[number], counted(number)
         own, rank = (group.ranks.get(index, -1) for index in (door.index, peer.index))
         if not {own, rank} <= counts.keys():

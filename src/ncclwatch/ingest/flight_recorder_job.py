@@ -344,7 +344,8 @@ def _told(part: Part, least: State) -> list[NDArray[Any]]:
     if least is State.SCHEDULED:
         return [part.rows, part.messages]
     rows = part.rows.take((part.rows["state"] >= least).nonzero()[0])
-    messages = part.messages[part.messages["state"] >= least]
+    # Nobody waits in a message that has ended.
+    messages = part.messages[:0] if least is State.COMPLETED else part.messages[part.messages["state"] >= least]
     # Numbers rise from row to row.
     whole = not len(rows) or int(rows["sequence"][-1]) - int(rows["sequence"][0]) == len(rows) - 1
     return [rows, messages] if whole else [messages]

@@ -228,6 +228,18 @@ def test_a_rank_without_connections_for_messages_waits_for_none(made: tuple[int,
     assert [culprit.rank for culprit in verdict.culprits] == named, verdict.summary
 
 
+def test_who_may_wait_for_a_message_is_not_accused_of_a_call_it_has_not_made_there() -> None:
+    """As above, and rank 2's connection for messages is on the communicator on which it has called less itself: rank 3, which has
+    called more, may still owe it one.
+    """
+    ranks = two_nodes((0, 1))
+    for one in ranks[2:]:
+        level, inside, own = one.communicators
+        one.communicators = (level, replace(inside, message_peers=(1 - inside.rank,)), own)
+    verdict = diagnose(looks(ranks, 8))
+    assert not verdict.culprits, verdict.summary
+
+
 def test_a_proxy_that_does_not_notice_what_its_gpu_takes_is_told_by_what_was_sent_on() -> None:
     """Rank 3 has sent on eight steps of others, so rank 2's GPU has taken four: its proxy counts none, and opens no buffers."""
     ranks = ring_through_nodes(2)

@@ -525,7 +525,7 @@ def test_dumps_of_many_ranks_are_read_by_several_processes(tmp_path: Path, monke
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(flight_recorder, "MANY_FILES", 4)
     monkeypatch.setattr(flight_recorder, "CHUNK", 2)
-    job = Dumps(6)
+    job = Dumps(6, backend="nccl2")
     job.all_call(times=3)
     for rank in (0, 1, 2, 4, 5):
         job.call(rank, state="started")
@@ -556,6 +556,21 @@ def test_who_has_not_ended_what_others_have_is_in_it_though_it_is_behind_elsewhe
         assert "AllReduce #5 of process group dp, which others have ended" in verdict.culprits[0].reason
     else:
         assert verdict.verdict_class is VerdictClass.NOT_ENTERED
+
+
+def test_all_that_have_not_ended_what_others_have_are_named_whatever_messages_they_exchanged(tmp_path: Path) -> None:
+    """Of two pairs that have exchanged messages one rank each is still in the AllReduce: in no message, for those have ended."""
+    job = Dumps(40)
+    for step in range(50):
+        job.all_call()
+        for rank in range(0, 40, 2) if step % 2 else ():
+            job.call(rank, f"send {rank}->{rank + 1}")
+            job.call(rank + 1, f"recv {rank + 1}<-{rank}")
+    for rank in range(40):
+        job.call(rank, state="started" if rank in (1, 4) else "completed")
+    verdict = judged(job.write(tmp_path))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.HARDWARE, [1, 4]), verdict.summary
+    assert "AllReduce #51" in verdict.summary
 
 
 @pytest.mark.parametrize(
