@@ -92,7 +92,7 @@ def messages_owed_by_all(case: Case) -> Iterator[Wait]:
 
 
 def called_less(case: Case) -> Iterator[Wait]:
-    """Waits of a rank at the end for peers that have called less on a communicator nobody can look into.
+    """Waits of a rank at the end for peers that have called less where nobody can look into it, and of who is hidden there.
 
     What a rank shows may come after what it waits in: then for a peer that shows nothing. O(ranks at the end x their peers).
     """
@@ -225,8 +225,8 @@ def _counts(group: Group) -> dict[int, int]:
 
 
 def _past_hidden(case: Case, node: HiddenNode, wait: Wait, counted: Callable[[int], Mapping[int, int]]) -> Iterator[Wait]:
-    """Of one that may wait for a rank that NVLink hides: that it does, where that rank has called less. And the wait of that rank
-    in turn, where it has called more on another communicator than that one, which others wait for there, too.
+    """Waits at an end that NVLink hides. Who may wait for the hidden rank does, where that one has called less. The hidden rank
+    waits in turn, where others wait for the first on a communicator on which it has called less.
     """
     job, door = case.job, wait.subject
     peer = job.groups[node.group_id].holder(node.comm_rank)
