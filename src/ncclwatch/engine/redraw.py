@@ -92,7 +92,7 @@ def messages_owed_by_all(case: Case) -> Iterator[Wait]:
 
 
 def called_less(case: Case) -> Iterator[Wait]:
-    """Waits of a rank at the end for peers that have called less where nobody can look into it, and of who is hidden there.
+    """Waits for ranks that have called less where no transfer can be seen: of a rank at the end, and of one that is hidden.
 
     What a rank shows may come after what it waits in: then for a peer that shows nothing. O(ranks at the end x their peers).
     """

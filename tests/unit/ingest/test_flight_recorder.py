@@ -525,7 +525,7 @@ def test_dumps_of_many_ranks_are_read_by_several_processes(tmp_path: Path, monke
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(flight_recorder, "MANY_FILES", 4)
     monkeypatch.setattr(flight_recorder, "CHUNK", 2)
-    job = Dumps(6, backend="nccl2")
+    job = Dumps(6)
     job.all_call(times=3)
     for rank in (0, 1, 2, 4, 5):
         job.call(rank, state="started")
