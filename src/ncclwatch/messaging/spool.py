@@ -108,14 +108,13 @@ class Spool:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            probe = self.folder / ".write"
-            probe.write_bytes(b"")
-            probe.unlink()
+            self._load()
+            # From now on this life has left a trace, though earlier ones are sent and forgotten before its first batch.
+            self._open_segment()
         except OSError as error:
             raise SpoolError(
                 f"the spool {self.folder} cannot be used: {error.strerror}", "choose another with --spool"
             ) from error
-        self._load()
 
     # --- what is there -------------------------------------------------------------------------------------------------
 

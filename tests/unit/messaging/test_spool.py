@@ -89,12 +89,26 @@ def test_an_earlier_life_is_found_again_up_to_what_is_whole(tmp_path: Path) -> N
     assert [path.name[0] for path in tmp_path.glob("*.seg")] == ["b"]
 
 
+def test_a_life_that_is_killed_before_its_first_batch_leaves_a_trace(tmp_path: Path) -> None:
+    """Else the next one would not tell that nobody watched: what lives before it had left is sent and gone by then."""
+    fill(Spool("a", tmp_path), 3)
+    second = Spool("b", tmp_path)
+    assert second.acknowledge("a", 2) == 3
+    assert not list(tmp_path.glob("a-*"))
+    third = Spool("c", tmp_path)
+    assert third.last_alive is not None
+    assert time.time() - third.last_alive < 60
+    assert len(third) == 0
+    third.close()
+    assert not list(tmp_path.iterdir()), "and one that ends in peace leaves nothing"
+
+
 def test_a_damaged_segment_is_no_trouble(tmp_path: Path) -> None:
     (tmp_path / "a-00000000.seg").write_bytes(os.urandom(5000))
     (tmp_path / "odd.seg").write_bytes(b"")
     spool = Spool("b", tmp_path)
     assert len(spool) == 0
-    assert list(tmp_path.glob("*.seg")) == []
+    assert [path.name[0] for path in tmp_path.glob("*.seg")] == ["b"], "its own alone"
 
 
 def test_a_disk_that_fails_leaves_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
