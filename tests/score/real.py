@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import random
 import threading
 import time
@@ -22,6 +23,7 @@ import numpy as np
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.collect.node import NodeCollector
 from ncclwatch.collect.watched import sees_every_process
+from ncclwatch.engine.patience import CREATION_S, HANG_FLOOR_S
 from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.identity import ProcessKey
@@ -322,6 +324,20 @@ class Watcher:
         looks = [batch.time_ns / 1e9 for batch in list(self.recording.batches) if batch.looked and batch.time_ns / 1e9 >= since]
         return looks[-1] - looks[0] if looks else 0.0
 
+    def creation_s(self) -> float:
+        """For how long looks have come since the last communicator appeared, beyond what the engine gives a creation: as long
+        as ranks needed that came, which on a busy machine is long, and ``CREATION_S`` at least. Negative: not yet.
+        """
+        batches, appeared = list(self.recording.batches), dict[tuple[object, int], int]()
+        for batch in batches:
+            for sample in batch.samples:
+                for own in sample.communicators:
+                    appeared.setdefault((sample.process.key, own.hash), sample.time_ns)
+        if not appeared:
+            return -math.inf
+        last = max(appeared.values())
+        return (batches[-1].time_ns - last) / 1e9 - max(CREATION_S, (last - batches[0].time_ns) / 1e9)
+
     def stop(self) -> Recording:
         """Let go of the processes and hand over what was recorded."""
         self._stop.set()
@@ -404,7 +420,8 @@ def record(
         else:
             effect, late = _run_fault(run, scenario, played, pids, outcome)
             if scenario.expect.score_class in HANG_CLASSES:
-                _watch_long_enough([(live, effect)] if live else [], late)
+                creates = scenario.expect.score_class is ScoreClass.INIT_HANG
+                _watch_long_enough([(live, effect)] if live else [], late, creates=creates)
         recordings = [(Attach.LIVE, live.stop(), effect)] if live else []
         if late is not None:
             came, watcher = late
@@ -499,13 +516,11 @@ def _run_fault(
     run: Run, scenario: Scenario, played: Play, pids: Sequence[int], outcome: Outcome
 ) -> tuple[float, tuple[float, Watcher] | None]:
     """Wait for the fault, and for as long after it as it is to be watched; returns when it began to show."""
-    began = time.monotonic()
     onset = effect = played.wait_onset(START_S)
     hangs = scenario.expect.score_class in HANG_CLASSES
     after = run.after_s if hangs else 1.5 * run.after_s
     if scenario.expect.score_class is ScoreClass.INIT_HANG:
-        # Who has not come is given as long as those who have needed, which is long on a busy machine.
-        after = max(after, 30.0 + onset - began)
+        after = max(after, CREATION_S)
     if any(f.kind is FaultKind.CRASH for f in scenario.faults):
         after = max([after, *(f.duration_s + 4.0 for f in scenario.faults if f.duration_s < 60.0)])
     late: tuple[float, Watcher] | None = None
@@ -526,11 +541,17 @@ def _run_fault(
     return effect, late
 
 
-def _watch_long_enough(live: list[tuple[Watcher, float]], late: tuple[float, Watcher] | None) -> None:
-    """Wait until whoever watches has looked at the standstill for longer than patience lasts; on a quiet machine they have."""
+def _watch_long_enough(live: list[tuple[Watcher, float]], late: tuple[float, Watcher] | None, *, creates: bool) -> None:
+    """Wait until whoever watches has looked at the standstill for longer than patience lasts, with ``creates`` at a creation that
+    hangs; on a quiet machine they have.
+    """
     watching = live + ([(late[1], late[0])] if late is not None else [])
     deadline = time.monotonic() + BUSY_S
-    while any(watcher.watched_s(since) < STANDSTILL_S for watcher, since in watching) and time.monotonic() < deadline:
+
+    def enough(watcher: Watcher, since: float) -> bool:
+        return watcher.watched_s(since) >= STANDSTILL_S and (not creates or watcher.creation_s() >= STANDSTILL_S - HANG_FLOOR_S)
+
+    while not all(enough(*one) for one in watching) and time.monotonic() < deadline:
         time.sleep(0.2)
 
 
