@@ -16,14 +16,14 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import count, repeat, takewhile
+from itertools import count, islice, repeat, takewhile
 from multiprocessing import get_context
 from pathlib import Path
 
 from ncclwatch.collect.look_times import look_time
 from ncclwatch.simulate.records import Observer
 from ncclwatch.simulate.run import simulate
-from ncclwatch.simulate.scenario import load_all
+from ncclwatch.simulate.scenario import Scenario, load_all
 from score.__main__ import SCENARIOS
 from score.archive import Accusation, Kept, Stretch, Timeline, batches_of, beside, name_of, recordings_in, timeline_of
 from score.diagnosers import Ncclwatch
@@ -103,14 +103,21 @@ def healthy_in(folder: Path) -> Iterator[Path]:
             yield path
 
 
+def iteration_s(scenario: Scenario) -> float:
+    """Seconds that an iteration computes for at least: each micro-batch forward and backward, and until the pipeline is full."""
+    work = scenario.workload
+    return (work.forward_ms + work.backward_ms) / 1e3 * (work.micro_batches + scenario.layout.pp - 1)
+
+
 def simulate_hours(
-    hours: float, seed: int, jobs: int, seconds: float, first: int = 0, period_s: float = 1.0
+    hours: float, seed: int, jobs: int, seconds: float, first: int = 0, period_s: float = 1.0, least_iteration_s: float = 0.0
 ) -> Iterator[Healthy]:
-    """Drawn healthy jobs, one after another, until they have run for so long together."""
+    """Drawn healthy jobs, one after another, until they have run for so long together; those with shorter iterations left out."""
     done = 0.0
+    chosen = (number for number in count(first) if iteration_s(draw_healthy(seed, number, seconds)) >= least_iteration_s)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for begin in count(first, 4 * jobs):
-            numbers = range(begin, begin + 4 * jobs)
+        while True:
+            numbers = list(islice(chosen, 4 * jobs))
             for one in pool.map(simulated, repeat(seed), numbers, repeat(seconds), repeat(period_s)):
                 done += one.hours
                 yield one
@@ -141,6 +148,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first drawn job: many hours can be made in parts")
     parser.add_argument("--period", type=float, default=1.0, help="seconds between two looks; fewer looks are more hours")
+    parser.add_argument(
+        "--iteration", type=float, default=0.0, metavar="SECONDS",
+        help="only jobs whose iterations compute for so long at least, as those of large models do; more hours, fewer calls",
+    )  # fmt: skip
     parser.add_argument("--job-seconds", type=float, default=JOB_S)
     parser.add_argument("--recordings", type=Path, nargs="*", default=[], help="folders with recordings of real healthy jobs")
     parser.add_argument("--pool", type=Path, nargs="*", default=[], help="what --json of other commands wrote")
@@ -152,7 +163,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made: list[Healthy] = []
     if options.hours > 0:
         made += _told(
-            simulate_hours(options.hours, options.seed, options.jobs, options.job_seconds, options.first, options.period)
+            simulate_hours(
+                options.hours, options.seed, options.jobs, options.job_seconds, options.first, options.period, options.iteration
+            )
         )
     paths = [path for folder in options.recordings for path in healthy_in(folder)]
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.session import DiagnosisSession
-from ncclwatch.engine.slow import attribute
-from ncclwatch.engine.slow.calibration import Weights
+from ncclwatch.engine.slow import attribute, calibration
+from ncclwatch.engine.slow.calibration import TABLE, Weights
 from ncclwatch.engine.slow.findings import FEWEST_PAST, Context, RoundTrips
 from ncclwatch.engine.slow.profile import Profile, add_up
 from ncclwatch.engine.slow.snapshot import Look
@@ -68,10 +68,9 @@ HEALTHY = "-healthy"
 STEPS, RATE = 350, 0.06
 """Of the gradient ascent (Adam); it has converged by then to the second digit."""
 FOLDS = 5
-WRONG_AT_MOST = {"healthy": 0.01, "slow": 0.05}
-"""The chosen false-alarm figure: in how many jobs anybody innocent may be named at any moment. A hundredth of those that are
-healthy, as far as they are (each is judged as one that may be slow from the start); a twentieth of those that are slow for
-certain, in which somebody is to be found.
+WRONG_AT_MOST = 0.01
+"""The chosen false-alarm figure: in how many jobs anybody innocent may be named at any moment, cross-validated. Of jobs that
+became slow: real ones, healthy halves among them. Of those that may be slow from the start: the healthy ones.
 """
 CHANGE = 4.5
 """Natural logarithm of the Bayes factor from which on iteration times have changed: of 47 real recordings no healthy stretch on a
@@ -476,6 +475,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=2001)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--cache", type=Path, default=Path("build/slowness"))
+    parser.add_argument(
+        "--keep-weights", action="store_true",
+        help="derive only from which probability somebody is named in a job that became slow; all else stays as it is",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, help="write the table here (default: print what was found only)")
     options = parser.parse_args(arguments)
     jobs = collect(options)
@@ -483,6 +486,8 @@ def main(arguments: list[str] | None = None) -> int:
         write([job for job in jobs if job.real], options.keep)
     moments = [moment for job in jobs for moment in moments_of(job)]
     parts = {"since": [one for one in moments if not one.start], "start": [one for one in moments if one.start]}
+    if options.keep_weights:
+        return _write(_named_from(jobs, [one for one in parts["since"] if one.real]), options.out)
     name_from: dict[str, float] = {}
     table: dict[str, Any] = {}
     note: dict[str, Any] = {
@@ -492,11 +497,8 @@ def main(arguments: list[str] | None = None) -> int:
     for name, chosen in parts.items():
         count = len({moment.job for moment in chosen})
         validate(chosen)
-        counted = [moment for moment in chosen if moment.real] if name == "since" else []
-        name_from[name] = threshold(counted or chosen, WRONG_AT_MOST["slow"])
-        if name == "start":
-            healthy = [moment for moment in chosen if not moment.right.any()]
-            name_from[name] = max(name_from[name], threshold(healthy, WRONG_AT_MOST["healthy"]))
+        counted = [moment for moment in chosen if (moment.real if name == "since" else not moment.right.any())]
+        name_from[name] = threshold(counted, WRONG_AT_MOST)
         result, weights = outcome(chosen, name_from[name]), as_weights(fit(chosen), count)
         table[name] = {"terms": weights.terms, "kinds": weights.kinds, "nobody": weights.nobody, "jobs": count}
         real = len({moment.job for moment in chosen if moment.real})
@@ -511,8 +513,27 @@ def main(arguments: list[str] | None = None) -> int:
             name_from["beside"] = beside_threshold(jobs, weights, name_from[name])
     table["name_from"], table["note"] = name_from, note
     table["change_log_bayes_factor"] = CHANGE
-    if options.out:
-        options.out.write_text(json.dumps(table, indent=1) + "\n", "utf-8")
+    return _write(table, options.out)
+
+
+def _named_from(jobs: Sequence[Observed], real: Sequence[Moment]) -> dict[str, Any]:
+    """The table as it is, but for the probability from which on somebody is named in a job that became slow; it is derived from
+    jobs by weights that have not seen them.
+    """
+    validate(real)
+    least = threshold(real, WRONG_AT_MOST)
+    result = outcome(real, least)
+    table: dict[str, Any] = json.loads(Path(calibration.__file__).with_name(calibration.FILE).read_text("utf-8"))
+    table["name_from"] |= {"since": least, "beside": beside_threshold(jobs, TABLE.since, least)}
+    table["note"]["chosen"] = {"innocent ranks named in at most this share of jobs": WRONG_AT_MOST}
+    table["note"]["named from"] = {"made by": "score.slowness --keep-weights", "since": least, **asdict(result)}
+    print(table["note"]["named from"])
+    return table
+
+
+def _write(table: dict[str, Any], path: Path | None) -> int:
+    if path:
+        path.write_text(json.dumps(table, indent=1) + "\n", "utf-8")
     return 0
 
 
