@@ -16,19 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ncclwatch.engine.edges import NOBODY, StallMark, Wait
-from ncclwatch.engine.evidence.base import (
-    AbsentNode,
-    Fact,
-    FactColumns,
-    FactKind,
-    Facts,
-    HiddenNode,
-    LinkNode,
-    Node,
-    Nodes,
-    RankNode,
-    Strength,
-)
+from ncclwatch.engine.evidence import base
+from ncclwatch.engine.evidence.base import Fact, FactColumns, FactKind, Node, Nodes, RankNode
 from ncclwatch.model.columns import Flags
 from ncclwatch.model.digraph import adjacency, final_components, reaching
 from ncclwatch.model.job import Job, Member
@@ -50,7 +39,7 @@ class Waits:
         self.waits, self.stalls = _in_columns(Wait, waits, nodes), _in_columns(StallMark, stalls, nodes)
 
     @classmethod
-    def drawn(cls, job: Job, facts: Facts) -> Waits:
+    def drawn(cls, job: Job, facts: base.Facts) -> Waits:
         """The graph of what the sources say."""
         return cls(job, facts.nodes, facts.parts(FactKind.WAITS_FOR), facts.parts(FactKind.STANDS))
 
@@ -128,9 +117,9 @@ class Waits:
             node = sink.nodes[0]
             if sink.is_cycle:
                 ends.cycles.append(sink)
-            elif isinstance(node, LinkNode):
+            elif isinstance(node, base.LinkNode):
                 ends.links.append(sink)
-            elif isinstance(node, AbsentNode | HiddenNode):
+            elif isinstance(node, base.AbsentNode | base.HiddenNode):
                 ends.unseen.append(sink)
             elif sink.waits or (sink.stalls and self.nodes.number(node) not in retracted):
                 # One that has ended is an end even where nobody waits for it: its work was done. And one for which nobody has
@@ -152,7 +141,7 @@ class Waits:
         nobody. One of them holds the others up; which does not show. Empty for other ends, and where that rank was not observed.
         """
         node = sink.nodes[0]
-        if not isinstance(node, HiddenNode) or (hidden := self.job.groups[node.group_id].holder(node.comm_rank)) is None:
+        if not isinstance(node, base.HiddenNode) or (hidden := self.job.groups[node.group_id].holder(node.comm_rank)) is None:
             return set()
         doors = {wait.subject.index for wait in sink.waits if isinstance(wait.subject, RankNode)}
         return doors | {hidden.index} | (veiled(self.job.groups[node.group_id], node.comm_rank) - self.waiting)
@@ -173,7 +162,7 @@ def _in_columns(form: type[EdgeT], facts: Sequence[Fact | FactColumns[Any]], nod
     parts.append(FactColumns(
         kind, np.array([nodes.number(fact.subject) for fact in objects], np.int64),
         np.array([nodes.number(fact.object) if isinstance(fact, Wait) else NOBODY for fact in objects], np.int64),
-        np.array([fact.strength is Strength.POSSIBLE for fact in objects], np.bool_), objects.__getitem__,
+        np.array([fact.strength is base.Strength.POSSIBLE for fact in objects], np.bool_), objects.__getitem__,
         frozenset(fact.key.group for fact in objects if not fact.key.point_to_point),
     ))  # fmt: skip
     first = list(accumulate(map(len, parts), initial=0))

@@ -16,7 +16,7 @@ from ncclwatch.engine import edges
 from ncclwatch.engine.case import Case, Retraction
 from ncclwatch.engine.edges import GPU_STALLS, OF_CALLS, PROXY_STALLS, End, Stall, StallMark, Wait, Why, has_produced, waits_for
 from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, Node, RankNode, Strength, node_of
-from ncclwatch.engine.evidence.calls import CallsFinding, operation_of
+from ncclwatch.engine.evidence.calls import CallsFinding, called_less_often, operation_of
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.evidence.kernel import Census
 from ncclwatch.engine.graph import Sink, Waits
@@ -26,7 +26,7 @@ from ncclwatch.model.device import KernelState
 from ncclwatch.model.digraph import components
 from ncclwatch.model.job import Group, Job, Member, launched
 from ncclwatch.model.joined import has_arrived, is_hidden, neighbours, unseen_peers
-from ncclwatch.model.rings import RING_ENDS_RECEIVING, is_ring, ring_places
+from ncclwatch.model.rings import RING_ENDS_RECEIVING, is_ring, ring_places, steps_unread
 from ncclwatch.model.state import ChannelRing, Communicator, Direction, ProxyOperation, ProxySub, Transport
 
 MOST_PEERS = 8
@@ -134,13 +134,24 @@ def message_owed(case: Case) -> Iterator[Wait]:
 
 
 def message_possible(case: Case) -> Iterator[Wait]:
-    """Waits of an idle rank for messages where the calls do not tell, or nobody recorded them: they end unseen."""
+    """Waits of an idle rank for messages where the calls do not tell, or nobody recorded them: they end unseen. So do those of
+    one that has begun nothing and called as often as its peers, for who is or waits for an end that has called less.
+    """
     peers = case.messages.doubtful if case.messages is not None else partial(_by_memory, case.job)
-    for member in _idle(case):
-        for group, peer in peers(member):
+    text, members = "in a Send or Recv: what was read does not tell", dict(_may_wait_inside(case))
+    for member, idle in members.items():
+        for group, peer in peers(member) if idle else ():
             target: Node = HiddenNode(group.id, peer) if peer in group.members else AbsentNode(group.id, peer)
-            text = "in a Send or Recv: what was read does not tell"
             yield _wait(case, group, member, peer, Why.UNOBSERVED, text, target, point_to_point=True)
+    less = {member.index for member in members if any(called_less_often(case.job, member))}
+    led = less | case.waits.behind(map(RankNode, less)) if less else less
+    for member, idle in members.items() if led else ():
+        for group, own in case.job.held_by(member) if not idle and member.index not in less else ():
+            for end in own.host_connections:
+                other = group.holder(end.peer) if end.connection_index and end.direction is Direction.RECV else None
+                if other is not None and other.index in led and not steps_unread(end):
+                    hidden = HiddenNode(group.id, end.peer)
+                    yield _wait(case, group, member, end.peer, Why.UNOBSERVED, text, hidden, point_to_point=True)
 
 
 def dropped_operation(case: Case) -> Iterator[Wait]:
