@@ -100,7 +100,7 @@ def test_validation_judges_no_job_by_weights_that_it_made() -> None:
 def test_a_threshold_keeps_wrong_names_under_the_chosen_rate() -> None:
     judged = moments(300, each=2)
     validate(judged)
-    chosen = WRONG_AT_MOST
+    chosen = WRONG_AT_MOST["healthy"]
     least = threshold(judged, chosen)
     result = outcome(judged, least)
     assert result.jobs == 300 and result.wrong <= chosen * result.jobs and 0 < result.right <= result.faulty
