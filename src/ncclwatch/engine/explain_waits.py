@@ -162,6 +162,7 @@ def _cause(case: Case, member: Member, sink: Sink) -> Cause:
     ends, amid = [mark.end for mark in sink.stalls if mark.end is not None], member.index in case.amid
     if gpu is not KernelState.NOT_STARTED and not ends:
         return Cause.GPU_STOPPED if amid else Cause.NOT_TAKING_PART
+    # Amid an operation inside its node it has stopped there, whatever else it has not begun.
     begun = amid or any(end.sub.done > 0 or (end.sub.gpu_ready or 0) > 0 or has_sent(case.job, end) for end in ends)
     return Cause.GPU_STOPPED if begun and gpu is not KernelState.NOT_STARTED else Cause.GPU_NOT_BEGUN
 
