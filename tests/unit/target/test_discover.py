@@ -266,7 +266,7 @@ def running(*command: str, environ: dict[str, str] | None = None) -> Iterator[su
         child.communicate()
 
 
-LOAD = "import ctypes, sys, time; ctypes.CDLL(sys.argv[1]); print('loaded', flush=True); time.sleep(60)"
+LOAD = "import ctypes, sys, time; ctypes.CDLL(sys.argv[1]); print('loaded', flush=True); time.sleep(600)"
 
 
 def test_a_real_process_is_found_and_its_code_is_where_we_say(library: Path, tmp_path: Path) -> None:
