@@ -211,9 +211,13 @@ eval-real: setup
 # the result, never these.
 OBSERVATIONS := tests/fixtures/slowness.xz tests/fixtures/slowness-one-moment.xz
 RECORDINGS :=
+# Weights are fitted to the former; from which probability on somebody is named comes from jobs that no weight has seen.
+UNFITTED := tests/fixtures/slowness-unfitted.xz
+CALIBRATION := src/ncclwatch/engine/slow/calibration.json
 calibrate: setup
 	@PYTHONPATH=tests $(PYTHON) -m score.slowness --observations $(OBSERVATIONS) --recordings $(RECORDINGS) \
-	  --out src/ncclwatch/engine/slow/calibration.json
+	  --out $(CALIBRATION)
+	@PYTHONPATH=tests $(PYTHON) -m score.slowness --observations $(UNFITTED) --keep-weights --out $(CALIBRATION)
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache

@@ -23,7 +23,7 @@ from pathlib import Path
 from ncclwatch.collect.look_times import look_time
 from ncclwatch.simulate.records import Observer
 from ncclwatch.simulate.run import simulate
-from ncclwatch.simulate.scenario import Scenario, load_all
+from ncclwatch.simulate.scenario import load_all
 from score.__main__ import SCENARIOS
 from score.archive import Accusation, Kept, Stretch, Timeline, batches_of, beside, name_of, recordings_in, timeline_of
 from score.diagnosers import Ncclwatch
@@ -103,10 +103,9 @@ def healthy_in(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def iteration_s(scenario: Scenario) -> float:
-    """Seconds that an iteration computes for at least: each micro-batch forward and backward, and until the pipeline is full."""
-    work = scenario.workload
-    return (work.forward_ms + work.backward_ms) / 1e3 * (work.micro_batches + scenario.layout.pp - 1)
+def chosen(seed: int, first: int, seconds: float, least_iteration_s: float) -> Iterator[int]:
+    """Numbers of the drawn healthy jobs whose iterations take so long at least."""
+    return (n for n in count(first) if seconds >= least_iteration_s * draw_healthy(seed, n, seconds).workload.iterations)
 
 
 def simulate_hours(
@@ -114,10 +113,10 @@ def simulate_hours(
 ) -> Iterator[Healthy]:
     """Drawn healthy jobs, one after another, until they have run for so long together; those with shorter iterations left out."""
     done = 0.0
-    chosen = (number for number in count(first) if iteration_s(draw_healthy(seed, number, seconds)) >= least_iteration_s)
+    every = chosen(seed, first, seconds, least_iteration_s)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         while True:
-            numbers = list(islice(chosen, 4 * jobs))
+            numbers = list(islice(every, 4 * jobs))
             for one in pool.map(simulated, repeat(seed), numbers, repeat(seconds), repeat(period_s)):
                 done += one.hours
                 yield one
@@ -150,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--period", type=float, default=1.0, help="seconds between two looks; fewer looks are more hours")
     parser.add_argument(
         "--iteration", type=float, default=0.0, metavar="SECONDS",
-        help="only jobs whose iterations compute for so long at least, as those of large models do; more hours, fewer calls",
+        help="only jobs whose iterations take so long at least, as those of large models do; more hours, fewer calls",
     )  # fmt: skip
     parser.add_argument("--job-seconds", type=float, default=JOB_S)
     parser.add_argument("--recordings", type=Path, nargs="*", default=[], help="folders with recordings of real healthy jobs")

@@ -45,8 +45,10 @@ from testbed.play import LINK_RATE, Hosts, Play
 
 HISTORY_S = 30.0
 BASELINES_EVERY_S = 2.0
-STANDSTILL_S = 7.5
-"""For how long a hang is looked at in any case: patience lasts five seconds, and what an operation usually takes."""
+BEYOND_S = 2.5
+"""For how much longer than the engine's patience a hang is looked at: what an operation usually takes."""
+STANDSTILL_S = HANG_FLOOR_S + BEYOND_S
+"""For how long a hang is looked at in any case."""
 BUSY_S = 40.0
 POST_HANG_AFTER_S = 5.0
 """Who comes afterwards comes this long after the job came to stand."""
@@ -547,11 +549,9 @@ def _watch_long_enough(live: list[tuple[Watcher, float]], late: tuple[float, Wat
     """
     watching = live + ([(late[1], late[0])] if late is not None else [])
     deadline = time.monotonic() + BUSY_S
-
-    def enough(watcher: Watcher, since: float) -> bool:
-        return watcher.watched_s(since) >= STANDSTILL_S and (not creates or watcher.creation_s() >= STANDSTILL_S - HANG_FLOOR_S)
-
-    while not all(enough(*one) for one in watching) and time.monotonic() < deadline:
+    while time.monotonic() < deadline and any(
+        watcher.watched_s(since) < STANDSTILL_S or (creates and watcher.creation_s() < BEYOND_S) for watcher, since in watching
+    ):
         time.sleep(0.2)
 
 

@@ -403,7 +403,7 @@ def beside_threshold(jobs: Sequence[Observed], weights: Weights, since: float) -
 def _beside(one: Observation, weights: Weights, since: float, least: float) -> tuple[object, ...]:
     """The network that a moment names, and whoever is said to work beside it; nothing where nobody is."""
     terms = measure(one.profile, one.context)
-    chances = attribute.posterior(attribute.log_odds(terms, weights), weights, one.context)
+    chances = attribute.posterior(attribute.log_odds(terms, weights), weights, one.context.idle)
     named = attribute.likeliest(terms, chances, since, one.context)
     if named is None or terms.kinds[named.number] not in NETWORKS:
         return ()
@@ -478,17 +478,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cache", type=Path, default=Path("build/slowness"))
     parser.add_argument(
         "--keep-weights", action="store_true",
-        help="of jobs that no weight has seen derive only from which probability somebody is named once a job has become slow",
+        help="only who is named from which probability once a job has become slow, of recordings that no weight has seen",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, help="write the table here (default: print what was found only)")
     options = parser.parse_args(arguments)
+    if options.keep_weights:
+        options.simulated = options.healthy = options.pairs = 0
     jobs = collect(options)
     if options.keep:
         write([job for job in jobs if job.real], options.keep)
     moments = [moment for job in jobs for moment in moments_of(job)]
     parts = {"since": [one for one in moments if not one.start], "start": [one for one in moments if one.start]}
     if options.keep_weights:
-        return _write(_named_from([one for one in parts["since"] if one.real and not one.job.endswith(HEALTHY)]), options.out)
+        _write(_named_from([one for one in parts["since"] if not one.job.endswith(HEALTHY)]), options.out)
+        return 0
     name_from: dict[str, float] = {}
     table: dict[str, Any] = {}
     note: dict[str, Any] = {
@@ -517,7 +520,8 @@ def main(arguments: list[str] | None = None) -> int:
             name_from["beside"] = beside_threshold(jobs, weights, name_from[name])
     table["name_from"], table["note"] = name_from, note
     table["change_log_bayes_factor"] = CHANGE
-    return _write(table, options.out)
+    _write(table, options.out)
+    return 0
 
 
 def _named_from(unseen: Sequence[Moment]) -> dict[str, Any]:
@@ -525,8 +529,7 @@ def _named_from(unseen: Sequence[Moment]) -> dict[str, Any]:
     jobs that no weight has seen, so that nothing need be left out of the fit to judge them.
     """
     for moment in unseen:
-        context = Context(np.zeros(0, np.int64), np.zeros(len(moment.ranks), np.int64), None, idle=moment.idle)
-        moment.chances = attribute.posterior(attribute.log_odds(moment.terms, TABLE.since), TABLE.since, context)
+        moment.chances = attribute.posterior(attribute.log_odds(moment.terms, TABLE.since), TABLE.since, moment.idle)
     least = threshold(unseen, WRONG_AT_MOST["slow"])
     table: dict[str, Any] = json.loads(Path(calibration.__file__).with_name(calibration.FILE).read_text("utf-8"))
     table["name_from"]["since"] = least
@@ -536,10 +539,9 @@ def _named_from(unseen: Sequence[Moment]) -> dict[str, Any]:
     return table
 
 
-def _write(table: dict[str, Any], path: Path | None) -> int:
+def _write(table: dict[str, Any], path: Path | None) -> None:
     if path:
         path.write_text(json.dumps(table, indent=1) + "\n", "utf-8")
-    return 0
 
 
 if __name__ == "__main__":

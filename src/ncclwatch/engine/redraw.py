@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import chain
 from typing import Any
 
 from ncclwatch.engine import edges
@@ -26,7 +27,7 @@ from ncclwatch.model.device import KernelState
 from ncclwatch.model.digraph import components
 from ncclwatch.model.job import Group, Job, Member, launched
 from ncclwatch.model.joined import has_arrived, is_hidden, neighbours, unseen_peers
-from ncclwatch.model.rings import RING_ENDS_RECEIVING, is_ring, ring_places, steps_unread
+from ncclwatch.model.rings import RING_ENDS_RECEIVING, all_messages_read, is_ring, ring_places
 from ncclwatch.model.state import ChannelRing, Communicator, Direction, ProxyOperation, ProxySub, Transport
 
 MOST_PEERS = 8
@@ -134,24 +135,12 @@ def message_owed(case: Case) -> Iterator[Wait]:
 
 
 def message_possible(case: Case) -> Iterator[Wait]:
-    """Waits of an idle rank for messages where the calls do not tell, or nobody recorded them: they end unseen. So do those of
-    one that has begun nothing and called as often as its peers, for who is or waits for an end that has called less.
-    """
+    """Messages that may be waited for, unseen: by a rank that is idle, or has begun nothing where another has called less."""
     peers = case.messages.doubtful if case.messages is not None else partial(_by_memory, case.job)
-    text, members = "in a Send or Recv: what was read does not tell", dict(_may_wait_inside(case))
-    for member, idle in members.items():
-        for group, peer in peers(member) if idle else ():
-            target: Node = HiddenNode(group.id, peer) if peer in group.members else AbsentNode(group.id, peer)
-            yield _wait(case, group, member, peer, Why.UNOBSERVED, text, target, point_to_point=True)
-    less = {member.index for member in members if any(called_less_often(case.job, member))}
-    led = less | case.waits.behind(map(RankNode, less)) if less else less
-    for member, idle in members.items() if led else ():
-        for group, own in case.job.held_by(member) if not idle and member.index not in less else ():
-            for end in own.host_connections:
-                other = group.holder(end.peer) if end.connection_index and end.direction is Direction.RECV else None
-                if other is not None and other.index in led and not steps_unread(end):
-                    hidden = HiddenNode(group.id, end.peer)
-                    yield _wait(case, group, member, end.peer, Why.UNOBSERVED, text, hidden, point_to_point=True)
+    for member, group, peer in chain(((one, *asked) for one in _idle(case) for asked in peers(one)), _messages_of_less(case)):
+        target: Node = HiddenNode(group.id, peer) if peer in group.members else AbsentNode(group.id, peer)
+        text = "in a Send or Recv: what was read does not tell"
+        yield _wait(case, group, member, peer, Why.UNOBSERVED, text, target, point_to_point=True)
 
 
 def dropped_operation(case: Case) -> Iterator[Wait]:
@@ -274,6 +263,18 @@ def _by_memory(job: Job, member: Member) -> Iterator[tuple[Group, int]]:
     for group, own in job.held_by(member):
         if launched(member, own) == 0:
             yield from ((group, peer) for peer in sorted(unseen_peers(own)) if own.may_message(peer))
+
+
+def _messages_of_less(case: Case) -> Iterator[tuple[Member, Group, int]]:
+    """Whose message a rank that has begun nothing may wait for: of an end that has called less, or of one that waits for that."""
+    members = dict(_may_wait_inside(case))
+    less = {member.index for member in members if any(called_less_often(case.job, member))}
+    others = [member for member, idle in members.items() if not idle and member.index not in less]
+    led = less | case.waits.behind(map(RankNode, less)) if less and others else less
+    for member, group, own in ((one, *held) for one in others if led for held in case.job.held_by(one)):
+        for peer in all_messages_read(own):
+            if (other := group.holder(peer)) is not None and other.index in led:
+                yield member, group, peer
 
 
 def _wait(

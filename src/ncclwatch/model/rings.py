@@ -42,6 +42,14 @@ def steps_unread(connection: HostConnection) -> int | None:
     return max(0, connection.tail - connection.head)
 
 
+def all_messages_read(own: Communicator) -> list[int]:
+    """Peers inside its node of whose messages none lies unread, as far as that is seen: a receive from one may wait. NCCL has
+    connections of their own for messages (``connIndex`` 1, ``src/enqueue.cc``). O(connections).
+    """
+    receives = (end for end in own.host_connections if end.connection_index > 0 and end.direction is Direction.RECV)
+    return [end.peer for end in receives if not steps_unread(end)]
+
+
 def memory_of(connection: HostConnection) -> str:
     """Where the buffers of a connection inside a node lie."""
     return "shared memory" if connection.transport is Transport.SHM else "P2P (GPU memory)"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from ncclwatch.simulate.run import simulate
 from ncclwatch.simulate.scenario import LookalikeKind, _check
-from score.alarms import SIMULATED, Healthy, _healthy, main, simulated, table
+from score.alarms import SIMULATED, Healthy, _healthy, chosen, main, simulated, table
 from score.archive import Accusation, Stretch, Timeline
 from score.drawn import draw_healthy
 
@@ -50,6 +51,14 @@ def test_the_table_gives_the_exact_bound_and_keeps_real_and_simulated_apart() ->
 def test_a_simulated_job_is_judged_at_every_look() -> None:
     one = simulated(1, 1, 60.0)
     assert one.source == SIMULATED and 0.005 < one.hours < 0.1 and one.cpu_s > 0
+
+
+def test_jobs_with_short_iterations_may_be_left_out() -> None:
+    def iterations(least_s: float) -> list[int]:
+        return [draw_healthy(5, number, 600.0).workload.iterations for number in islice(chosen(5, 3, 600.0, least_s), 16)]
+
+    assert [*islice(chosen(5, 3, 600.0, 0.0), 4)] == [3, 4, 5, 6]
+    assert max(iterations(2.0)) <= 300 < max(iterations(0.0)), "600 s of iterations of 2 s and more"
 
 
 def test_the_command_adds_up_what_others_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ncclwatch.engine.slow import calibration
 from ncclwatch.engine.slow.terms import TERMS, CandidateKind, Terms
 from ncclwatch.simulate.scenario import FaultKind, ScoreClass, load_all
 from score import network
@@ -18,6 +20,7 @@ from score.slowness import (
     LEAST_NAMED,
     WRONG_AT_MOST,
     Moment,
+    _named_from,
     as_weights,
     fit,
     mixed,
@@ -107,6 +110,17 @@ def test_a_threshold_keeps_wrong_names_under_the_chosen_rate() -> None:
     lower = outcome(judged, least - 0.01)
     assert least == LEAST_NAMED or lower.wrong > chosen * lower.jobs, "and it is the smallest that does"
     assert outcome(judged, 1.01).silent == result.faulty
+
+
+def test_who_is_named_from_which_probability_on_is_derived_by_the_weights_as_they_are() -> None:
+    """All else of the table stays, and so does what was found of the jobs that it is fitted to."""
+    kept, judged = json.loads(Path(calibration.__file__).with_name(calibration.FILE).read_text("utf-8")), moments(200, each=2)
+    table = _named_from(judged)
+    least = table["name_from"]["since"]
+    assert least == threshold(judged, WRONG_AT_MOST["slow"]) == table["note"]["named from"]["since"]
+    assert table["note"]["named from"]["wrong"] == outcome(judged, least).wrong
+    assert {**table, "name_from": 0, "note": 0} == {**kept, "name_from": 0, "note": 0}
+    assert {**table["name_from"], "since": 0} == {**kept["name_from"], "since": 0}
 
 
 def with_two(moment: Moment, guilty: set[int], chance: float) -> Moment:

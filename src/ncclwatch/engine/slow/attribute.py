@@ -48,7 +48,7 @@ def find(profile: Profile, context: Context) -> list[Finding]:
         return []
     terms = measure(profile, context)
     weights, part = (TABLE.start, "start") if context.lost is None else (TABLE.since, "since")
-    chances = posterior(log_odds(terms, weights), weights, context)
+    chances = posterior(log_odds(terms, weights), weights, context.idle)
     named = likeliest(terms, chances, TABLE.name_from[part], context)
     if named is None:
         return []
@@ -82,7 +82,7 @@ def beside(profile: Profile, context: Context, terms: Terms, network: Named, wei
         kind in WORK and (near.isdisjoint(members) or (kind is CandidateKind.HOST and place == set(members)))
         for kind, members in zip(others.kinds, others.members, strict=True)
     ]  # fmt: skip
-    chances = posterior(np.where(apart, log_odds(others, weights), -np.inf), weights, left)
+    chances = posterior(np.where(apart, log_odds(others, weights), -np.inf), weights, left.idle)
     named = likeliest(others, chances, least, left)
     if named is None:
         return []
@@ -110,9 +110,9 @@ def log_odds(terms: Terms, weights: Weights) -> NDArray[np.float64]:
     return odds
 
 
-def posterior(odds: NDArray[np.float64], weights: Weights, context: Context) -> NDArray[np.float64]:
+def posterior(odds: NDArray[np.float64], weights: Weights, idle: float) -> NDArray[np.float64]:
     """The probability of each candidate; what is missing from 1 is nobody's."""
-    nobody = weights.nobody + (weights.terms.get("idle", 0.0) * context.idle)
+    nobody = weights.nobody + (weights.terms.get("idle", 0.0) * idle)
     every = np.append(odds, nobody)
     shares = np.exp(every - every.max())
     return np.asarray(shares[:-1] / shares.sum())

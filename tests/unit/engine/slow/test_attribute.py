@@ -335,7 +335,7 @@ def test_work_beside_a_slow_network(case: Case) -> None:
 
 def measured(samples: Sequence[Look], known: Context) -> tuple[Terms, np.ndarray]:
     terms = measure(add_up(samples, KEYS), known)
-    return terms, posterior(log_odds(terms, TABLE.since), TABLE.since, known)
+    return terms, posterior(log_odds(terms, TABLE.since), TABLE.since, known.idle)
 
 
 EVERYTHING = {
@@ -370,7 +370,7 @@ def test_idle_time_speaks_for_nobody() -> None:
     terms, _ = measured(*EVERYTHING["a straggler"])
     weights = replace(TABLE.since, terms={**TABLE.since.terms, "idle": 4.0})
     odds = log_odds(terms, weights)
-    named = [posterior(odds, weights, context(0.5, idle=idle)).sum() for idle in (0.0, 0.5, 1.0)]
+    named = [posterior(odds, weights, idle).sum() for idle in (0.0, 0.5, 1.0)]
     assert named[0] > named[1] > named[2]
     assert TABLE.since.terms["idle"] >= 0
 
