@@ -40,8 +40,11 @@ class Cluster:
 
 
 def failed(verdict: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """How each rank ended. The kernel's log, which all of the machine share, may tell of processes of other tests as well."""
-    ends = ("signal", "exit", "memory", "ended")
+    """How each rank ended. A look may find a process gone before its end is heard of: until then it is not said how ("ended").
+
+    The kernel's log, which all of the machine share, may tell of processes of other tests as well.
+    """
+    ends = ("signal", "exit", "memory")
     return {one["rank"]: one for one in verdict["failures"] if one["rank"] is not None and one["kind"] in ends}
 
 

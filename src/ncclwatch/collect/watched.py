@@ -24,6 +24,10 @@ class Problem:
     pid: int | None
     error: NcclwatchError
 
+    def __post_init__(self) -> None:
+        # It is kept for long, and the frames it came through hold what was read of the process.
+        self.error.__traceback__ = self.error.__cause__ = self.error.__context__ = None
+
     @property
     def line(self) -> str:
         """One line that names the thing once: messages of the target package mostly do already."""

@@ -21,6 +21,9 @@ from ncclwatch.model.state import ProcessSample
 EPOCH_VALUES = 20_000
 EPOCH_BYTES = 16 << 20
 """An epoch ends when it has this many distinct values, or bytes of them."""
+STALE_VALUES = 1024
+STALE_BYTES = 1 << 20
+"""Or this many more than twice those of its first batch: most are then of processes that have ended."""
 
 Calls = Literal["all", "ledger", "none"]
 """Which call records are written: all, those from which the ledger is built (without fields it does not keep), none."""
@@ -51,6 +54,8 @@ class BatchWriter:
         self.stream = int.from_bytes(os.urandom(8), "little") >> 1
         self._epoch = 0
         self._values = ValueWriter()
+        self._first_values = self._first_bytes = 0
+        """What the first batch of this epoch needed."""
         self._content: dict[ProcessKey, tuple[int, ProcessSample]] = {}
         self._want_key = True
         self.changed = 0
@@ -93,13 +98,15 @@ class BatchWriter:
         new = self._values.take()
         body.first_value, body.values = len(self._values) - len(new) + 1, new
         if key:
+            self._first_values, self._first_bytes = len(self._values), self._values.nbytes
             body.layouts = layouts()
         return packing.frame(_encoder.encode(body), key=key)
 
     def _epoch_is_full(self) -> bool:
         if self._key_every and self._since_key >= self._key_every:
             return True
-        return len(self._values) > EPOCH_VALUES or self._values.nbytes > EPOCH_BYTES
+        most = min(EPOCH_VALUES, 2 * self._first_values + STALE_VALUES)
+        return len(self._values) > most or self._values.nbytes > min(EPOCH_BYTES, 2 * self._first_bytes + STALE_BYTES)
 
     def _begin_epoch(self) -> None:
         self._want_key = False

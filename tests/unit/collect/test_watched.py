@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ncclwatch.collect.watched import Watched
+import gc
+import weakref
+
+from ncclwatch.collect.watched import Problem, Watched
 from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.errors import TargetError
 from ncclwatch.model.state import ProcessSample
@@ -51,3 +54,28 @@ def test_a_rank_that_is_held_is_named_and_the_verdict_says_that_it_could_not_be_
     assert verdict.verdict_class is VerdictClass.NOT_ENTERED, verdict
     assert [one.rank for one in verdict.culprits] == [2]
     assert any("cannot be read now" in line for line in verdict.unobserved), verdict.unobserved
+
+
+class Held:
+    """What was read of a process."""
+
+
+def test_a_problem_that_is_kept_holds_nothing_that_was_read_before_it() -> None:
+    alive = []
+
+    def look() -> None:
+        read = Held()
+        alive.append(weakref.ref(read))
+        try:
+            raise OSError(3, "no such process")
+        except OSError as error:
+            raise TargetError("torn", "look again") from error
+
+    kept = None
+    try:
+        look()
+    except TargetError as error:
+        kept = Problem("pid 7", 7, error)
+    gc.collect()
+    assert kept is not None and kept.line == "pid 7: torn: look again"
+    assert alive[0]() is None

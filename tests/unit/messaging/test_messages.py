@@ -289,6 +289,21 @@ def test_an_epoch_ends_before_its_values_grow_without_bound(monkeypatch: pytest.
         assert len(writer._values) < 60
 
 
+def test_an_epoch_ends_once_most_of_its_values_are_of_processes_that_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "STALE_VALUES", 50)
+    node, writer, reader = FakeNode(rich_ranks(), looks=400), BatchWriter(), BatchReader()
+    keys, first = 0, 0
+    for i in range(400):
+        series = node.series[0]
+        series[i] = dataclasses.replace(series[i], truncated=(f"process {i}",))
+        batch = node.batch()
+        same(batch, reader.decode(writer.encode(batch)).batch)
+        keys += writer.was_key
+        first = len(writer._values) if writer.was_key else first
+        assert len(writer._values) <= 2 * first + 50 + 8, "eight values a batch at most are new here"
+    assert 1 < keys < 12, "what lives on is not sent again and again"
+
+
 def rewritten(data: bytes, change: Any, *, version: int = packing.VERSION) -> bytes:
     body, key = packing.unframe(data)
     content = msgspec.msgpack.decode(body)
