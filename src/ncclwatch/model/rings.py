@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ncclwatch.model.job import Group
+from ncclwatch.model.job import Group, Member, launched
 from ncclwatch.model.state import ChannelRing, Communicator, Direction, HostConnection, ProxyOperation, Transport
 
 CONNECTION_SLOTS = 8
@@ -25,6 +25,8 @@ CHUNK_STEPS = CONNECTION_SLOTS // 2
 """
 RING_ENDS_RECEIVING = frozenset({"AllReduce", "AllGather", "ReduceScatter"})
 """Collectives whose ring ends with a receive on every rank (``src/device/all_reduce.h`` and its like)."""
+RINGS_ALONE = RING_ENDS_RECEIVING - {"AllReduce"}
+"""Those that between nodes of several GPUs have no tree (``src/graph/tuning.cc``)."""
 
 
 def is_ring(operation: ProxyOperation) -> bool:
@@ -65,6 +67,8 @@ class RingPlace(NamedTuple):
     unread: int | None
     """Steps that lie ready for it."""
     written: int | None
+    receives_last: bool = False
+    """Whether it has sent into the network all that its rank before has called, and so only receives any more."""
 
     @property
     def ahead(self) -> int:
@@ -95,7 +99,8 @@ class Ring(dict[int, RingPlace]):
     def amid(self) -> dict[int, RingPlace]:
         """Who is ahead by less than a connection holds, so amid an operation; nobody where one has read more (a Broadcast)."""
         one_sided = any(at.ahead < 0 for at in self.values())
-        return {} if one_sided else {rank: at for rank, at in self.items() if 0 < at.ahead <= CONNECTION_SLOTS}
+        ahead = ((rank, at) for rank, at in self.items() if 0 < at.ahead <= CONNECTION_SLOTS or at.receives_last)
+        return {} if one_sided else dict(ahead)
 
     def hops(self, first: int) -> dict[int, int]:
         """How many ranks further on in the ring than one others are, as far as it is known."""
@@ -109,10 +114,27 @@ class Ring(dict[int, RingPlace]):
 def rings_inside(group: Group) -> dict[int, Ring]:
     """The rings of a communicator that go through nodes, by channel. O(connections)."""
     found: dict[int, Ring] = defaultdict(Ring)
-    for rank, (_, own) in group.members.items():
+    for rank, (member, own) in group.members.items():
         for place in ring_places(own):
-            found[place.ring.channel][rank] = place
+            # Where data lies at a rank from which the ring leaves the node.
+            last = bool(place.unread) and place.written is None and _has_sent_all(group, member, own, place.ring)
+            found[place.ring.channel][rank] = place._replace(receives_last=True) if last else place
     return found
+
+
+def _has_sent_all(group: Group, member: Member, own: Communicator, ring: ChannelRing) -> bool:
+    """Whether a rank's sends into the network are over in all operations that its rank before has called: each begins with one.
+
+    Without a count of each collective there may have been a Broadcast, of which the last rank sends nothing.
+    """
+    called, before, onward = launched(member, own), group.members.get(ring.prev), (ring.channel, ring.next)
+    asked = launched(*before) if before is not None else None
+    if called is None or asked is None or called < asked or not set() < own.sequence_numbers.keys() <= RINGS_ALONE:
+        return False
+    if member.last.torn or (*onward, Direction.SEND, Transport.NET) not in own.transports:
+        return False
+    sends = (one for one in member.last.operations if one.comm_address == own.address and one.direction is Direction.SEND)
+    return all((sub.channel, sub.peer) != onward for one in sends for sub in one.subs)
 
 
 # --- by what goes through the network --------------------------------------------------------------------------------

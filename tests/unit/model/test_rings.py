@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from ncclwatch.model.rings import CONNECTION_SLOTS, RingSteps
-from unit.synthetic import send
+from ncclwatch.model.job import assemble
+from ncclwatch.model.rings import CONNECTION_SLOTS, RingSteps, rings_inside
+from ncclwatch.model.state import Direction, ProxyOperation, Transport
+from unit.synthetic import Rank, communicator, looks, send, shared
 
 Shape = tuple[int, int, int, str]
 """Ranks, steps of a slice, rounds, collective."""
@@ -110,3 +112,29 @@ def test_operations_that_move_otherwise_are_left_alone() -> None:
     operation = replace(send(1, sent=0, done=0, produced=0), slice_steps=2)
     assert RingSteps.of(operation, 4, 23) is None
     assert RingSteps.of(operation, 1, 24) is None
+
+
+def amid(*open_: ProxyOperation, called: int = 13, names: tuple[str, ...] = ("ReduceScatter",)) -> set[int]:
+    """Who is amid an operation in a ring of two nodes of two, where rank 3 has four steps to read of its neighbour."""
+    ranks = []
+    for rank in range(4):
+        own = communicator(rank, 4)
+        inside = {0: [shared(Direction.SEND, 1, 156, 156)], 1: [shared(Direction.RECV, 0, 156, 156)],
+                  2: [shared(Direction.SEND, 3, 152, 156)], 3: [shared(Direction.RECV, 2, 152, 156)]}[rank]  # fmt: skip
+        transports = [(*link[:3], Transport.SHM if link[1] // 2 == rank // 2 else Transport.NET) for link in own.transports]
+        counts = dict.fromkeys(names, called if rank == 3 else 13)
+        own = replace(own, host_connections=tuple(inside), transports=tuple(transports), sequence_numbers=counts)
+        ranks.append(Rank(rank, 4, (own,), open_ if rank == 3 else ()))
+    (job,) = assemble(looks(ranks))
+    (group,) = job.groups.values()
+    return {rank for ring in rings_inside(group).values() for rank in ring.amid}
+
+
+def test_who_has_sent_all_into_the_network_and_has_data_unread_is_amid_an_operation() -> None:
+    assert amid() == {3}
+    assert amid(send(0, sent=0, done=0, produced=0)) == set(), "that is what it has not begun"
+    assert amid(send(0, sent=0, done=0, produced=0, channel=1)) == {3}, "of another channel"
+    assert amid(called=12) == set(), "its host has not called it"
+    assert amid(names=("ReduceScatter", "Broadcast")) == set(), "the last rank of a Broadcast sends nothing"
+    assert amid(names=("AllReduce",)) == set(), "it may have been a tree"
+    assert amid(names=()) == set(), "what was called is not known"
