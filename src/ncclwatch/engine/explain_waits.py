@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from ncclwatch.engine.call_order import Deviation, deviation_facts, find_deviations
 from ncclwatch.engine.case import Case, Hypothesis, Suspect, naming, nobody, observed, peers
@@ -18,7 +19,7 @@ from ncclwatch.model.cause import Cause
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.job import Job, Member, identity_of, launched
 from ncclwatch.model.joined import hides
-from ncclwatch.model.rings import CHUNK_STEPS
+from ncclwatch.model.rings import steps_unlike, steps_written
 from ncclwatch.model.state import Direction, Transport
 from ncclwatch.model.verdict import LinkRef, VerdictClass
 
@@ -190,7 +191,7 @@ def cycle(case: Case) -> Iterator[Hypothesis]:
     if not deviations and any(wait.why is Why.NO_MESSAGE for wait in inside):
         yield nobody(Cause.CYCLE_OF_CALLS, wait_facts(inside))
         return
-    found = (_lacks_call(job, inside, victims) or _wrote_more(case, inside, victims)) if not deviations else None
+    found = (_lacks_call(job, inside, victims) or _wrote_otherwise(case, inside, victims)) if not deviations else None
     # An order is what all of them are in. A GPU beside one that shows no move may have stopped as well.
     if found is None and not deviations and not all(all(_moved(job, sink)) for sink in sinks):
         found = nobody(Cause.CYCLE_IN_OPERATION, wait_facts(inside))
@@ -233,21 +234,19 @@ def _alone_in_it(job: Job, wait: Wait) -> list[Member]:
     return inside if 2 * len(inside) < shown else []
 
 
-def _wrote_more(case: Case, inside: Sequence[Wait], victims: set[int]) -> Hypothesis | None:
-    """Who has called as often as others and written more in a ring than so many calls alike amount to: something else."""
-    for number in dict.fromkeys(wait.key.group for wait in inside if wait.why is Why.EMPTY):
-        job, group = case.job, case.job.groups[number]
-        calls = {launched(member, own) for member, own in group.members.values()}
-        count, odd = (calls.pop() if len(calls) == 1 else None) or 0, set[int]()
-        rings = [written for ring in case.rings[number].values() if (written := ring.written)]
-        for written in rings:
-            least, most = min(written.values()), max(written.values())
-            # Without those that have ended it goes on no further than the ring lets it: what is more is several calls.
-            alike = 0 < least < count * (count - 1) and not least % count and most - least <= CHUNK_STEPS * (group.nranks - 1)
-            odd |= {rank for rank, steps in written.items() if steps > least} if alike else group.members.keys()
+def _wrote_otherwise(case: Case, inside: Sequence[Wait], victims: set[int]) -> Hypothesis | None:
+    """Who has called as often as others, and written more or less in a ring than so many calls alike amount to."""
+    for number in dict.fromkeys(wait.key.group for wait in inside):
+        job, group, waits = case.job, case.job.groups[number], [wait for wait in inside if wait.key.group == number]
+        calls, rings = {launched(member, own) for member, own in group.members.values()}, steps_written(group)
+        elsewhere = [wait.subject for wait in inside if wait not in waits and has_moved(job, wait)]
+        through = {group.ranks.get(node.index, -1) for node in elsewhere if isinstance(node, RankNode)}
+        # What a GPU has not begun yet, proxies have opened.
+        ended, count = any(wait.why is Why.NO_OPERATION for wait in waits), calls.pop() if len(calls) == 1 else None
+        odd = dict(chain(*(steps_unlike(one, count or 0, group.nranks, through, ended=ended).items() for one in rings)))
         if all(len(written) == group.nranks for written in rings) and 0 < 2 * len(odd) <= group.nranks:
-            waits = [wait for wait in inside if wait.key.group == number]
-            suspects = [observed(job, group.members[rank][0], waits, (), Cause.WROTE_MORE) for rank in sorted(odd)]
+            members = ((group.members[rank][0], "more" if more else "less") for rank, more in sorted(odd.items()))
+            suspects = [observed(job, member, waits, (), Cause.WROTE_OTHERWISE, how) for member, how in members]
             return naming(VerdictClass.INCONSISTENT, suspects, victims, 0.7, _first(waits, inside))
     return None
 

@@ -39,7 +39,9 @@ class Cause(StrEnum):
     LACKS_CALL = "has not called an operation that the others have called, and waits elsewhere"
     LACKS_OTHER_CALL = "has made as many calls as its peers, but not the one they wait in"
     ALONE_IN_CALL = "is in an operation that its peers are not in: they have ended what they called instead, and gone on"
-    WROTE_MORE = "has called as often as its peers, and written more than their calls amount to: it called something else"
+    WROTE_OTHERWISE = (
+        "has called as often as its peers, and written {detail} than their calls amount to: it called something else"
+    )
     CALLED_OTHER = "has called {detail}, unlike its peers"
     CALLED_OTHER_AS = "called {detail}, unlike its peers"
     RUNS_ON = "called {detail}"

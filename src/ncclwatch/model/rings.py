@@ -11,7 +11,7 @@ the network tell how many it has written to the next, and those that it has sent
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from typing import NamedTuple
 
 from ncclwatch.model.job import Group, Member, launched
@@ -135,6 +135,44 @@ def _has_sent_all(group: Group, member: Member, own: Communicator, ring: Channel
         return False
     sends = (one for one in member.last.operations if one.comm_address == own.address and one.direction is Direction.SEND)
     return all((sub.channel, sub.peer) != onward for one in sends for sub in one.subs)
+
+
+def steps_written(group: Group) -> list[dict[int, int]]:
+    """Of each ring of a communicator the steps that each rank has written to the next, where that is seen: inside its node those
+    written, into the network those of operations that its proxy has begun. Rings in which nothing was written are left out.
+    """
+    found: dict[int, dict[int, int]] = defaultdict(dict)
+    for rank, (_, own) in group.members.items():
+        sent = {
+            (one.channel, one.peer): one.step
+            for one in own.net_steps
+            if not one.connection_index and one.direction is Direction.SEND
+        }
+        inside = {place.ring.channel: place.written for place in ring_places(own)}
+        for ring in own.rings:
+            if steps := inside.get(ring.channel) or sent.get((ring.channel, ring.next)):
+                found[ring.channel][rank] = steps
+    return list(found.values())
+
+
+def steps_unlike(written: Mapping[int, int], count: int, nranks: int, through: Set[int], *, ended: bool) -> dict[int, bool]:
+    """Who has written more (true) or less in a ring than ``count`` calls alike amount to, as the others have; everybody where
+    that does not tell.
+
+    ``through``: ranks that are in another communicator by now. They have ended all of these calls; the last of them may not have
+    begun yet, unless nothing of it is open (``ended``).
+    """
+    least, most = min(written.values()), max(written.values())
+    each = -(-most // count) if count else 0
+    if not 0 < least < count * (count - 1):  # Calls of other sizes come to the same number.
+        return dict.fromkeys(written, False)
+    # Without those that have ended it goes on no further than the ring lets it: what is more is several calls.
+    if not least % count and most - least <= CHUNK_STEPS * (nranks - 1):
+        return {rank: True for rank, steps in written.items() if steps > least}
+    if each * (count - 1) > least or each % (nranks - 1):
+        return dict.fromkeys(written, False)
+    whole = {each * count, each * (count if ended else count - 1)}
+    return {rank: False for rank, steps in written.items() if rank in through and steps not in whole}
 
 
 # --- by what goes through the network --------------------------------------------------------------------------------

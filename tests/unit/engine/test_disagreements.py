@@ -11,11 +11,11 @@ from ncclwatch.engine.case import Case
 from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.engine.evidence.calls import SequenceCounts
 from ncclwatch.model.job import assemble
-from ncclwatch.model.state import Communicator, ProxyOperation
+from ncclwatch.model.state import Communicator, Direction, ProxyOperation, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from unit.engine.test_net_steps import BEGIN, tail_of_a_ring
 from unit.engine.test_net_steps import STEPS as RING_STEPS
-from unit.synthetic import Rank, communicator, looks, recv, send
+from unit.synthetic import Rank, communicator, looks, recv, send, shared
 
 FIRST, SECOND = 0xC1, 0xC2
 STEPS = 4
@@ -164,3 +164,35 @@ def test_a_rank_that_is_behind_or_ahead_does_not_disagree() -> None:
 
 def test_calls_captured_in_graphs_are_not_counted_everywhere_and_prove_nothing() -> None:
     assert disagreeing({"AllReduce": 41}, {"AllReduce": 40, "Broadcast": 1}, captured=1) == []
+
+
+def gone_on(written: int, taken: int, *, called: int = 832) -> Verdict:
+    """As read from a real job (2.25.1, shared memory): both have called 832 times on ``FIRST``, where rank 1 waits for rank 0.
+
+    Rank 0 waits for rank 1 in an operation of ``SECOND``. Calls of rank 1 have eight steps. ``written`` and ``taken`` are steps
+    that rank 0 has written to rank 1, and read.
+    """
+
+    # Written and read, of each rank.
+    moved = {FIRST: ((written, taken), (6656, written)), SECOND: ((296, 288), (288, 288))}
+    counts = {FIRST: (called, 832), SECOND: (13, 13)}
+
+    def comms(rank: int) -> tuple[Communicator, ...]:
+        found, peer = [], 1 - rank
+        for comm_hash, steps in moved.items():
+            (out, taken_in), (there, taken_there) = steps[rank], steps[peer]
+            ends = (shared(Direction.SEND, peer, taken_there, out), shared(Direction.RECV, peer, taken_in, there))
+            own = communicator(rank, 2, comm_hash=comm_hash, transport=Transport.SHM)
+            found.append(replace(own, host_connections=ends, op_count=counts[comm_hash][rank]))
+        return tuple(found)
+
+    return said([Rank(rank, 2, comms(rank)) for rank in (0, 1)], (2, 25, 1))
+
+
+def test_who_has_gone_on_and_written_less_than_its_calls_amount_to_has_called_something_else() -> None:
+    verdict = gone_on(6652, 6648)
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.INCONSISTENT, [0]), verdict
+    assert "written less than their calls amount to" in verdict.summary
+    # It may not have begun the last of them: an order.
+    assert gone_on(6648, 6648).verdict_class is VerdictClass.DEADLOCK
+    assert gone_on(6652, 6648, called=831).verdict_class is not VerdictClass.INCONSISTENT

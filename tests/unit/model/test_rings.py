@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from ncclwatch.model.job import assemble
-from ncclwatch.model.rings import CONNECTION_SLOTS, RingSteps, rings_inside
+from ncclwatch.model.rings import CONNECTION_SLOTS, RingSteps, rings_inside, steps_unlike
 from ncclwatch.model.state import Direction, ProxyOperation, Transport
 from unit.synthetic import Rank, communicator, looks, send, shared
 
@@ -138,3 +138,24 @@ def test_who_has_sent_all_into_the_network_and_has_data_unread_is_amid_an_operat
     assert amid(names=("ReduceScatter", "Broadcast")) == set(), "the last rank of a Broadcast sends nothing"
     assert amid(names=("AllReduce",)) == set(), "it may have been a tree"
     assert amid(names=()) == set(), "what was called is not known"
+
+
+@pytest.mark.parametrize(
+    ("written", "through", "ended", "odd"),
+    [
+        ({0: 1600, 1: 1604}, set(), False, {1: True}),
+        ({0: 1596, 1: 1600}, {0}, False, {0: False}),
+        ({0: 1596, 1: 1600}, {1}, False, {}),
+        ({0: 1592, 1: 1600}, {0}, False, {}),
+        ({0: 1592, 1: 1600}, {0}, True, {0: False}),
+        ({0: 1600, 1: 1600}, {0}, True, {}),
+        ({0: 1540, 1: 1544}, {0}, True, {0: False, 1: False}),
+        ({0: 50_000, 1: 50_004}, {0}, True, {0: False, 1: False}),
+    ],
+    ids=["more", "less", "is in it", "not begun", "ended", "alike", "of several sizes", "too many steps to tell"],
+)  # fmt: skip
+def test_who_has_written_other_than_two_hundred_calls_amount_to(
+    written: dict[int, int], through: set[int], ended: bool, odd: dict[int, bool]
+) -> None:
+    assert steps_unlike(written, 200, 2, through, ended=ended) == odd
+    assert steps_unlike(written, 0, 2, through, ended=ended) == {0: False, 1: False}, "how often was not told"
