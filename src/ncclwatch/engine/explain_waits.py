@@ -239,9 +239,10 @@ def _wrote_otherwise(case: Case, inside: Sequence[Wait], victims: set[int]) -> H
     for number in dict.fromkeys(wait.key.group for wait in inside):
         job, group, waits = case.job, case.job.groups[number], [wait for wait in inside if wait.key.group == number]
         calls, rings = {launched(member, own) for member, own in group.members.values()}, steps_written(group)
-        elsewhere = [wait.subject for wait in inside if wait not in waits and has_moved(job, wait)]
+        # Who waits here as well is in it, by another stream. What a GPU has not begun yet, proxies have opened.
+        within = {wait.subject for wait in waits}
+        elsewhere = [wait.subject for wait in inside if wait.subject not in within and has_moved(job, wait)]
         through = {group.ranks.get(node.index, -1) for node in elsewhere if isinstance(node, RankNode)}
-        # What a GPU has not begun yet, proxies have opened.
         ended, count = any(wait.why is Why.NO_OPERATION for wait in waits), calls.pop() if len(calls) == 1 else None
         odd = dict(chain(*(steps_unlike(one, count or 0, group.nranks, through, ended=ended).items() for one in rings)))
         if all(len(written) == group.nranks for written in rings) and 0 < 2 * len(odd) <= group.nranks:

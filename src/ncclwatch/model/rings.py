@@ -143,11 +143,8 @@ def steps_written(group: Group) -> list[dict[int, int]]:
     """
     found: dict[int, dict[int, int]] = defaultdict(dict)
     for rank, (_, own) in group.members.items():
-        sent = {
-            (one.channel, one.peer): one.step
-            for one in own.net_steps
-            if not one.connection_index and one.direction is Direction.SEND
-        }
+        sends = (one for one in own.net_steps if one.direction is Direction.SEND and not one.connection_index)
+        sent = {(one.channel, one.peer): one.step for one in sends}
         inside = {place.ring.channel: place.written for place in ring_places(own)}
         for ring in own.rings:
             if steps := inside.get(ring.channel) or sent.get((ring.channel, ring.next)):
