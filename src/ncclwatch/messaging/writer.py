@@ -21,8 +21,8 @@ from ncclwatch.model.state import ProcessSample
 EPOCH_VALUES = 20_000
 EPOCH_BYTES = 16 << 20
 """An epoch ends when it has this many distinct values, or bytes of them."""
-STALE_VALUES = 1024
-STALE_BYTES = 1 << 20
+STALE_VALUES = 256
+STALE_BYTES = 1 << 18
 """Or this many more than twice those of its first batch: most are then of processes that have ended."""
 
 Calls = Literal["all", "ledger", "none"]
