@@ -16,8 +16,8 @@ from ncclwatch.messaging.limits import MAX_TEXT, MAX_VALUE_BYTES, MAX_VALUES, UN
 _encoder = msgspec.msgpack.Encoder()
 
 
-RECENT = 4096
-"""Objects that are known without being encoded; twice as many are held. Those of one look of 16 ranks are fewer."""
+RECENT = 256
+"""Objects that are known without being encoded, or twice those of a batch where these are more; twice as many are held."""
 
 
 class ValueWriter:
@@ -28,6 +28,9 @@ class ValueWriter:
         self._by_id: dict[int, tuple[Any, int]] = {}
         self._older: dict[int, tuple[Any, int]] = {}
         self._new: list[bytes] = []
+        self._recent = RECENT
+        self._asked = 0
+        """How many values were asked for since the last batch."""
         self.nbytes = 0
 
     def __len__(self) -> int:
@@ -37,6 +40,7 @@ class ValueWriter:
         """The number of a value, a new one when it was not seen in this epoch. Values must not change afterwards."""
         if value is None:
             return 0
+        self._asked += 1
         # Objects that live on are found without encoding them; the reference held keeps the address from being used again.
         known = self._by_id.get(id(value)) or self._older.get(id(value))
         if known is not None:
@@ -54,13 +58,14 @@ class ValueWriter:
         return number
 
     def _remember(self, value: Any, number: int) -> None:
-        if len(self._by_id) >= RECENT:
+        if len(self._by_id) >= self._recent:
             # Most objects are of one sample. Those that live on are asked for again before they are forgotten.
             self._older, self._by_id = self._by_id, {}
         self._by_id[id(value)] = (value, number)
 
     def take(self) -> list[bytes]:
         """Encoded values in the order of their numbers, those that were not taken yet."""
+        self._recent, self._asked = max(RECENT, 2 * self._asked), 0
         new, self._new = self._new, []
         return new
 

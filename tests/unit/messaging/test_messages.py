@@ -22,9 +22,10 @@ from ncclwatch.messaging import packing
 from ncclwatch.messaging import writer as writing
 from ncclwatch.messaging.limits import MAX_FRAME, MAX_RAW, FormatError, VersionError
 from ncclwatch.messaging.reader import BatchReader
-from ncclwatch.messaging.values import Shared, ValueReader
+from ncclwatch.messaging.values import RECENT, Shared, ValueReader, ValueWriter
 from ncclwatch.messaging.writer import BatchWriter, ledger_calls
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
+from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.network import (
     FlowKind,
     FlowRecord,
@@ -302,6 +303,20 @@ def test_an_epoch_ends_once_most_of_its_values_are_of_processes_that_have_ended(
         first = len(writer._values) if writer.was_key else first
         assert len(writer._values) <= 2 * first + 50 + 8, "eight values a batch at most are new here"
     assert 1 < keys < 12, "what lives on is not sent again and again"
+
+
+def test_objects_of_processes_that_have_ended_are_not_held_for_long() -> None:
+    values = ValueWriter()
+    for i in range(2000):
+        assert values.number(ProcessKey("boot", i % 7, 1, "build")) == i % 7 + 1
+        values.take()
+        assert len(values._by_id) + len(values._older) <= 2 * RECENT
+    many = [ProcessKey("boot", i, 1, "build") for i in range(5 * RECENT)]
+    for _ in range(4):
+        numbers = [values.number(one) for one in many]
+        values.take()
+    assert len(values._by_id) + len(values._older) >= len(many), "those of one batch are known"
+    assert len(set(numbers)) == len(many)
 
 
 def rewritten(data: bytes, change: Any, *, version: int = packing.VERSION) -> bytes:
