@@ -238,7 +238,7 @@ def _wrote_otherwise(case: Case, inside: Sequence[Wait], victims: set[int]) -> H
     """Who has called as often as others, and written more or less in a ring than so many calls alike amount to."""
     for number in dict.fromkeys(wait.key.group for wait in inside):
         job, group, waits = case.job, case.job.groups[number], [wait for wait in inside if wait.key.group == number]
-        calls, rings = {launched(member, own) for member, own in group.members.values()}, steps_written(group)
+        calls, rings = {launched(member, own) for member, own in group.members.values()}, steps_written(group, case.rings[number])
         # Who waits here as well is in it, by another stream. What a GPU has not begun yet, proxies have opened.
         within = {wait.subject for wait in waits}
         elsewhere = [wait.subject for wait in inside if wait.subject not in within and has_moved(job, wait)]

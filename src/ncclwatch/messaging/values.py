@@ -17,7 +17,10 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 RECENT = 256
-"""Objects that are known without being encoded, or twice those of a batch where these are more; twice as many are held."""
+"""So many objects are known without being encoded again, or twice as many as a batch asks for, where that is more.
+
+Two such sets are held: the newest, and the one before it.
+"""
 
 
 class ValueWriter:

@@ -23,7 +23,7 @@ EPOCH_BYTES = 16 << 20
 """An epoch ends when it has this many distinct values, or bytes of them."""
 STALE_VALUES = 256
 STALE_BYTES = 1 << 18
-"""Or this many more than twice those of its first batch: most are then of processes that have ended."""
+"""It also ends with so many more values, or bytes, than twice those of its first batch: most are then of ended processes."""
 
 Calls = Literal["all", "ledger", "none"]
 """Which call records are written: all, those from which the ledger is built (without fields it does not keep), none."""

@@ -137,17 +137,18 @@ def _has_sent_all(group: Group, member: Member, own: Communicator, ring: Channel
     return all((sub.channel, sub.peer) != onward for one in sends for sub in one.subs)
 
 
-def steps_written(group: Group) -> list[dict[int, int]]:
-    """Of each ring of a communicator the steps that each rank has written to the next, where that is seen: inside its node those
-    written, into the network those of operations that its proxy has begun. Rings in which nothing was written are left out.
+def steps_written(group: Group, inside: Mapping[int, Ring]) -> list[dict[int, int]]:
+    """Of each ring of a communicator the steps that each rank has written to the next, where that is seen. Inside its node
+    (``inside``: as of :func:`rings_inside`) these are the steps written. Into the network they are those of operations that its
+    proxy has begun. Rings in which nothing was written are left out.
     """
     found: dict[int, dict[int, int]] = defaultdict(dict)
     for rank, (_, own) in group.members.items():
         sends = (one for one in own.net_steps if one.direction is Direction.SEND and not one.connection_index)
         sent = {(one.channel, one.peer): one.step for one in sends}
-        inside = {place.ring.channel: place.written for place in ring_places(own)}
         for ring in own.rings:
-            if steps := inside.get(ring.channel) or sent.get((ring.channel, ring.next)):
+            place = inside.get(ring.channel, Ring()).get(rank)
+            if steps := (place.written if place is not None else None) or sent.get((ring.channel, ring.next)):
                 found[ring.channel][rank] = steps
     return list(found.values())
 
@@ -161,7 +162,8 @@ def steps_unlike(written: Mapping[int, int], count: int, nranks: int, through: S
     """
     least, most = min(written.values()), max(written.values())
     each = -(-most // count) if count else 0
-    if not 0 < least < count * (count - 1):  # Calls of other sizes come to the same number.
+    # With more steps than that calls of other sizes come to the same number. What a communicator of one rank shows is damaged.
+    if nranks < 2 or not 0 < least < count * (count - 1):
         return dict.fromkeys(written, False)
     # Without those that have ended it goes on no further than the ring lets it: what is more is several calls.
     if not least % count and most - least <= CHUNK_STEPS * (nranks - 1):

@@ -159,3 +159,4 @@ def test_who_has_written_other_than_two_hundred_calls_amount_to(
 ) -> None:
     assert steps_unlike(written, 200, 2, through, ended=ended) == odd
     assert steps_unlike(written, 0, 2, through, ended=ended) == {0: False, 1: False}, "how often was not told"
+    assert steps_unlike(written, 200, 1, through, ended=ended) == {0: False, 1: False}, "no communicator has one rank and two"
