@@ -129,7 +129,7 @@ RULES = (
     Rule("calls-differ", Stratum.EXPLAIN, explain_calls.calls_differ,
          "CCL-D H2 by calls: NCCL does not compare what ranks call under one number.", FROM_MEMORY),
     Rule("ended-behind", Stratum.EXPLAIN, stated.ended_behind,
-         "As ended, where a followed wait leads to the rank.", FROM_MEMORY | {"not-called", "calls-differ"}),
+         "As `halted`, where a followed wait leads to the rank.", FROM_MEMORY | {"not-called", "calls-differ"}),
     Rule("left-out", Stratum.QUALIFY, explain_calls.left_out,
          "A job calls the same in the same order again and again: who has left a call out is one behind in all that follows.",
          frozenset({"cycle", "rank-behind", "not-called"}), breaks_ties=True),

@@ -54,7 +54,7 @@ def halted(case: Case) -> Iterator[Hypothesis]:
 
 
 def ended_behind(case: Case) -> Iterator[Hypothesis]:
-    """The same once waits that are not seen were followed: what they lead to is less sure."""
+    """Ended or stopped processes that only followed waits lead to: less sure than `halted`."""
     if case.waits.open and (case.trail.drawn or case.trail.retracted):
         yield from _halted(case, 0.85)
 
