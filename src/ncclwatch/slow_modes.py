@@ -144,7 +144,7 @@ class Ccld:
 
     def judge(self, job: Job, watch: SlowWatch) -> Verdict | None:
         """Take the rounds of a sample; what stands is the last window's."""
-        time = _now(job)
+        time = job.time
         for done in self.rounds(job, watch.cadences.of_members(job)):
             self._rules.setdefault(done.group, self._new_rule()).window.append(done)
             self._ends = min(self._ends, done.time + self._window_s)
@@ -219,7 +219,7 @@ def _verdict(job: Job, result: CcldResult, since: float | None, by_gpus: bool) -
     return Verdict(
         CLASSES[kind],
         summary=f"CCL-D: {kind} in {where}: {who or 'no rank can be told'}; R = {result.ratio:.2f}, P = {share}",
-        culprits=tuple(culprits), communicator=group.reference() if group is not None else None, since=since, time=_now(job),
+        culprits=tuple(culprits), communicator=group.reference() if group is not None else None, since=since, time=job.time,
         confidence=0.5,
         evidence=(
             f"T_base {result.t_base:.4f} s ({base}); in the round with the largest range of the window: "
@@ -307,7 +307,7 @@ class MegaTrace:
                 flow.group = group
                 for window in kept:
                     if window.work.end_ns > flow.seen_ns:
-                        flow.take(window, _now(job))
+                        flow.take(window, job.time)
                 if flow.flagged:
                     flagged.append(flow)
         return _network_verdict(job, flagged) if flagged else None
@@ -326,7 +326,7 @@ def _network_verdict(job: Job, flagged: Sequence[_Flow]) -> Verdict:
         summary=f"MegaTrace: the network at {', '.join(job.rank_name(group.id, rank) for rank in named)}: {what}",
         culprits=tuple(_culprit(group.holder(rank), rank, group, why) for rank, why in reasons.items()),
         communicator=group.reference(), link=LinkRef(*worst.ends, "net"),
-        since=min(flow.since or _now(job) for flow in flagged), time=_now(job), confidence=0.5,
+        since=min(flow.since or job.time for flow in flagged), time=job.time, confidence=0.5,
         evidence=tuple(flow.text(job) for flow in flagged[:TOLD]),
         unobserved=("computation: this rule looks at the network alone",), planes=("wire",),
     )  # fmt: skip
@@ -339,11 +339,6 @@ def _culprit(member: Member | None, rank: int | None, group: Group | None, reaso
     if member is None:
         return Culprit(None, rank, "", None, None, reference, what, reason=reason, observed=False)
     return Culprit(member.rank, rank, member.info.host, member.info.pid, None, reference, what, reason=reason)
-
-
-def _now(job: Job) -> float:
-    """Wall time of the newest sample, seconds."""
-    return max(member.last.wall_ns for member in job.members) / 1e9
 
 
 # --- which there are ---------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from ncclwatch.engine.slow.calibration import TABLE, Weights
 from ncclwatch.engine.slow.findings import FEWEST_PAST, Context, RoundTrips
 from ncclwatch.engine.slow.profile import Profile, add_up
 from ncclwatch.engine.slow.snapshot import Look
-from ncclwatch.engine.slow.terms import NETWORKS, TERMS, CandidateKind, Terms, measure
+from ncclwatch.engine.slow.terms import NETWORKS, TERMS, WORK, CandidateKind, Terms, measure
 from ncclwatch.model.job import Job
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.simulate.scenario import FaultKind, Scenario, ScoreClass, load_all
@@ -191,7 +191,7 @@ def _right(job: Observed, terms: Terms, ranks: Sequence[int | None]) -> tuple[ND
 
 def _classes(kind: CandidateKind) -> set[str]:
     """The classes of verdicts that a candidate may be part of."""
-    return {"slow-mixed", "slow-computation" if kind.computes else "slow-communication"}
+    return {"slow-mixed", "slow-computation" if kind in WORK else "slow-communication"}
 
 
 def mixed(scenario: Scenario) -> Scenario | None:
@@ -366,7 +366,7 @@ def _said(moment: Moment, least: float) -> _Said | None:
     if found is None:
         return None
     at = found.number
-    return _Said((moment.terms.kinds[at].computes, found.members), bool(moment.right[at]), bool(moment.guilty[at]))
+    return _Said((moment.terms.kinds[at] in WORK, found.members), bool(moment.right[at]), bool(moment.guilty[at]))
 
 
 def threshold(moments: Sequence[Moment], wrong: float) -> float:

@@ -269,7 +269,7 @@ class Case:
     @cached_property
     def waits(self) -> Waits:
         """The wait-for graph: drawn from what the sources say when it is first asked for; rules put another in its place."""
-        return Waits.drawn(self.job, self.facts)
+        return Waits(self.job, self.facts.nodes, self.facts.parts(FactKind.WAITS_FOR), self.facts.parts(FactKind.STANDS))
 
     @cached_property
     def rings(self) -> dict[int, dict[int, Ring]]:

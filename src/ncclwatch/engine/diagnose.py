@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from operator import attrgetter
 
 from ncclwatch.engine.case import Case, Hypothesis, Known
 from ncclwatch.engine.evidence.nics import RETRY_S
@@ -28,7 +27,6 @@ MOST_ROUNDS = 256
 NOTHING_OBSERVED = Verdict(
     VerdictClass.UNKNOWN, "no NCCL process is observed", next_steps=("run `ncclwatch ps` on the job's node",)
 )
-_WALL_NS = attrgetter("last.wall_ns")
 _BY_STRATUM = {stratum: tuple(rules) for stratum, rules in groupby(RULES, lambda rule: rule.stratum)}
 
 
@@ -53,7 +51,7 @@ def diagnose(samples: Sequence[Sequence[ProcessSample]], known: Known | None = N
 
 def _judge(job: Job, known: Known, loners: Sequence[Member]) -> Verdict:
     still = min((member.still_s for member in job.members if not member.gone and len(member.samples) > 1), default=0.0)
-    case = Case(job, known, still, max(map(_WALL_NS, job.members)) / 1e9, loners)
+    case = Case(job, known, still, job.time, loners)
     _explain(case)
     _weigh(case, Stratum.BESIDE)
     assert case.standing is not None  # noqa: S101 - "unseen" and "nothing-open" leave no gap

@@ -251,12 +251,11 @@ def crawls(case: Case) -> Iterator[Hypothesis]:
         return
     shares: dict[int | None, float] = dict.fromkeys((member.index for member in case.job.members), 0.0)
     throttled = [(fact.subject, fact) for fact in case.facts.of(FactKind.THROTTLED) if isinstance(fact.subject, RankNode)]
-    for index, fact in throttled:
-        shares[index] = max(shares[index], fact.value or 0.0)
+    shares |= {index: fact.value or 0.0 for index, fact in throttled}
     least = max(HELD_BACK, HELD_TIMES * median_low(shares.values()))
     ends = [(suspect.index, _other_end(case.job, suspect)) for suspect in standing.suspects]
     held = [{index for index in pair if shares.get(index, 0.0) >= least} for pair in ends]
     if all(held):
-        because = [fact for index, fact in throttled if index in set.union(*held) and fact.value == shares[index]]
+        because = [fact for index, fact in throttled if index in set.union(*held)]
         follows = (*standing.follows, standing.rule)
         yield nobody(Cause.PAUSE, first_waits(case), seconds=longer, because=tuple(because), follows=follows)

@@ -17,7 +17,7 @@ from ncclwatch.engine.patience import HANG_FLOOR_S
 from ncclwatch.engine.redraw import has_moved, has_open, has_sent, is_begun
 from ncclwatch.model.cause import Cause
 from ncclwatch.model.device import KernelState
-from ncclwatch.model.job import Job, Member, identity_of, launched
+from ncclwatch.model.job import Job, Member, identity_of
 from ncclwatch.model.joined import hides
 from ncclwatch.model.rings import steps_unlike, steps_written
 from ncclwatch.model.state import Direction, Transport
@@ -70,10 +70,9 @@ def inside_node(case: Case) -> Iterator[Hypothesis]:
     named = doors.union(*map(case.waits.veiled, hidden))
     stalls = {index: case.waits.stalls_of(index) for index in doors}
     groups = {node.group_id for node in nodes}
-    counts = {(number, launched(*held)) for number in groups for held in job.groups[number].members.values()}
     known = {identity_of(own, own.rank) for index in named for _, own in job.held_by(job.member(index))}
     one_node = len({one[0] for one in known if one}) == 1
-    level = len(counts) == len(groups) and all(count is not None for _, count in counts)
+    level = all(job.groups[number].called_alike is not None for number in groups)
     if not one_node or not level or not all(stalls.values()) or first & (case.waits.waiting - doors):
         return
     marks = [mark for index in sorted(doors) for mark in stalls[index]]
@@ -164,7 +163,7 @@ def _cause(case: Case, member: Member, sink: Sink) -> Cause:
     if gpu is not KernelState.NOT_STARTED and not ends:
         return Cause.GPU_STOPPED if amid else Cause.NOT_TAKING_PART
     # Amid an operation inside its node it has stopped there, whatever else it has not begun.
-    begun = amid or any(end.sub.done > 0 or (end.sub.gpu_ready or 0) > 0 or has_sent(case.job, end) for end in ends)
+    begun = amid or any(end.sub.gpu_began or has_sent(case.job, end) for end in ends)
     return Cause.GPU_STOPPED if begun and gpu is not KernelState.NOT_STARTED else Cause.GPU_NOT_BEGUN
 
 
@@ -238,13 +237,13 @@ def _wrote_otherwise(case: Case, inside: Sequence[Wait], victims: set[int]) -> H
     """Who has called as often as others, and written more or less in a ring than so many calls alike amount to."""
     for number in dict.fromkeys(wait.key.group for wait in inside):
         job, group, waits = case.job, case.job.groups[number], [wait for wait in inside if wait.key.group == number]
-        calls, rings = {launched(member, own) for member, own in group.members.values()}, steps_written(group, case.rings[number])
+        rings = steps_written(group, case.rings[number])
         # Who waits here as well is in it, by another stream. What a GPU has not begun yet, proxies have opened.
         within = {wait.subject for wait in waits}
         elsewhere = [wait.subject for wait in inside if wait.subject not in within and has_moved(job, wait)]
         through = {group.ranks.get(node.index, -1) for node in elsewhere if isinstance(node, RankNode)}
-        ended, count = any(wait.why is Why.NO_OPERATION for wait in waits), calls.pop() if len(calls) == 1 else None
-        odd = dict(chain(*(steps_unlike(one, count or 0, group.nranks, through, ended=ended).items() for one in rings)))
+        ended, count = any(wait.why is Why.NO_OPERATION for wait in waits), group.called_alike or 0
+        odd = dict(chain(*(steps_unlike(one, count, group.nranks, through, ended=ended).items() for one in rings)))
         if all(len(written) == group.nranks for written in rings) and 0 < 2 * len(odd) <= group.nranks:
             members = ((group.members[rank][0], "more" if more else "less") for rank, more in sorted(odd.items()))
             suspects = [observed(job, member, waits, (), Cause.WROTE_OTHERWISE, how) for member, how in members]

@@ -38,11 +38,6 @@ class Waits:
         self.job, self.nodes, self.retracted = job, nodes, retracted
         self.waits, self.stalls = _in_columns(Wait, waits, nodes), _in_columns(StallMark, stalls, nodes)
 
-    @classmethod
-    def drawn(cls, job: Job, facts: base.Facts) -> Waits:
-        """The graph of what the sources say."""
-        return cls(job, facts.nodes, facts.parts(FactKind.WAITS_FOR), facts.parts(FactKind.STANDS))
-
     def plus(self, facts: Sequence[Wait | StallMark], retracted: Iterable[int] = ()) -> Waits:
         """This graph and more waits and stalls, with more of its waits retracted."""
         waits, stalls = [self.waits, *facts], [self.stalls, *facts]

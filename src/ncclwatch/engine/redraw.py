@@ -7,7 +7,7 @@ opens the receives of all that the host has called: so waits are drawn that it h
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
@@ -27,8 +27,8 @@ from ncclwatch.model.device import KernelState
 from ncclwatch.model.digraph import components
 from ncclwatch.model.job import Group, Job, Member, launched
 from ncclwatch.model.joined import has_arrived, is_hidden, neighbours, unseen_peers
-from ncclwatch.model.rings import RING_ENDS_RECEIVING, all_messages_read, is_ring, ring_places
-from ncclwatch.model.state import ChannelRing, Communicator, Direction, ProxyOperation, ProxySub, Transport
+from ncclwatch.model.rings import RING_ENDS_RECEIVING, all_messages_read, is_ring, ring_places, sends_over
+from ncclwatch.model.state import ChannelRing, Communicator, Direction, ProxyOperation, Transport
 
 MOST_PEERS = 8
 """Bound: peers for which waits of one rank are drawn on one communicator: one of them is enough to go on from."""
@@ -77,11 +77,11 @@ def counted_less(case: Case) -> Iterator[Wait]:
         if group.id in case.findings and case.findings[group.id].behind:
             continue
         hidden = {rank for rank, (_, own) in group.members.items() if own.sequence_numbers and is_hidden(own)}
-        counts = {rank: count for rank, count in _counts(group).items() if rank in hidden}
+        counts = {rank: count for rank, count in group.launches.items() if rank in hidden}
         most = max(counts.values(), default=0)
         ahead = [rank for rank, count in counts.items() if count == most]
         for waiter, rank in _enough_pairs(ahead, [rank for rank, count in counts.items() if count < most]):
-            yield _counted(case, group, waiter, rank, counts)
+            yield _counted(case, group, waiter, rank)
 
 
 def messages_owed_by_all(case: Case) -> Iterator[Wait]:
@@ -97,20 +97,19 @@ def called_less(case: Case) -> Iterator[Wait]:
 
     What a rank shows may come after what it waits in: then for a peer that shows nothing. O(ranks at the end x their peers).
     """
-    counted = cache(lambda number: _counts(case.job.groups[number]))
     after = cache(lambda index: case.waits.behind([RankNode(index)]))
     for member, idle in _may_wait_inside(case, unsure=True):
         for group, _ in _hidden_groups(case.job, member):
-            counts, own = counted(group.id), group.ranks[member.index]
+            counts, own = group.launches, group.ranks[member.index]
             least = min(counts.values(), default=0)
             behind = [rank for rank, count in counts.items() if count == least < counts.get(own, least)]
             for rank in behind[:MOST_PEERS]:
                 peer = group.members[rank][0].index
                 if idle or peer not in case.waits.busy or (peer in case.waits.waiting and peer not in after(member.index)):
-                    yield _counted(case, group, own, rank, counts)
+                    yield _counted(case, group, own, rank)
     for node, wait in ((sink.nodes[0], wait) for sink in case.waits.ends.unseen for wait in sink.waits):
         if isinstance(node, HiddenNode):
-            yield from _past_hidden(case, node, wait, counted)
+            yield from _past_hidden(case, node, wait)
 
 
 def hidden_peer(case: Case) -> Iterator[Wait]:
@@ -207,7 +206,7 @@ def _idle(case: Case) -> list[Member]:
 def _gpu_not_begun(job: Job, member: Member, mark: StallMark) -> bool:
     if mark.stall not in GPU_STALLS or gpu_state(job, member, mark.key.group) is KernelState.RUNNING:
         return False
-    return mark.end is None or (mark.end.sub.done == 0 and not mark.end.sub.gpu_ready)
+    return mark.end is None or not mark.end.sub.gpu_began
 
 
 def _hidden_groups(job: Job, member: Member) -> Iterator[tuple[Group, Communicator]]:
@@ -219,12 +218,7 @@ def _enough_pairs(waiting: Sequence[int], behind: Sequence[int]) -> list[tuple[i
     return [(waiter, behind[0]) for waiter in waiting if behind] + [(waiting[0], other) for other in behind[1:]]
 
 
-def _counts(group: Group) -> dict[int, int]:
-    """Collectives that each rank has called by NCCL's counts, where those can be compared."""
-    return {rank: count for rank, (member, own) in group.members.items() if (count := launched(member, own)) is not None}
-
-
-def _past_hidden(case: Case, node: HiddenNode, wait: Wait, counted: Callable[[int], Mapping[int, int]]) -> Iterator[Wait]:
+def _past_hidden(case: Case, node: HiddenNode, wait: Wait) -> Iterator[Wait]:
     """Waits at an end that NVLink hides. Who may wait for the hidden rank does, where that one has called less. The hidden rank
     waits in turn, where others wait for the first on a communicator on which it has called less.
     """
@@ -236,18 +230,18 @@ def _past_hidden(case: Case, node: HiddenNode, wait: Wait, counted: Callable[[in
     others = case.waits.of([door.index])[door.index] if not wait.key.point_to_point else ()
     asked = {one.key.group for one in others if one.object == door and one.why in OF_CALLS}
     for number in {node.group_id, *asked}:
-        group, counts = job.groups[number], counted(number)
+        counts = (group := job.groups[number]).launches
         own, rank = (group.ranks.get(index, -1) for index in (door.index, peer.index))
         if not {own, rank} <= counts.keys():
             continue
         if number == node.group_id and counts[rank] < counts[own]:
-            yield _counted(case, group, own, rank, counts)
+            yield _counted(case, group, own, rank)
         elif number in asked and counts[own] < counts[rank]:
-            yield replace(_counted(case, group, rank, own, counts), subject=node)
+            yield replace(_counted(case, group, rank, own), subject=node)
 
 
-def _counted(case: Case, group: Group, own: int, rank: int, counts: Mapping[int, int]) -> Wait:
-    detail = f"{counts[own]} calls there, {counts[rank]} by that one"
+def _counted(case: Case, group: Group, own: int, rank: int) -> Wait:
+    detail = f"{group.launches[own]} calls there, {group.launches[rank]} by that one"
     return _wait(case, group, group.members[own][0], rank, Why.NOT_CALLED, detail)
 
 
@@ -381,10 +375,8 @@ def _stands_elsewhere(case: Case, wait: Wait) -> bool:
     """Whether who waits in what shows no move stands still in the middle of an operation of another communicator."""
     if not isinstance(wait.subject, RankNode) or has_moved(case.job, wait):
         return False
-    marks = (
-        (mark, mark.end.sub) for mark in case.waits.stalls_of(wait.subject.index) if mark.key.group != wait.key.group and mark.end
-    )
-    return any(mark.stall in PROXY_STALLS or sub.done > 0 or (sub.gpu_ready or 0) > 0 for mark, sub in marks)
+    marks = (mark for mark in case.waits.stalls_of(wait.subject.index) if mark.key.group != wait.key.group)
+    return any(mark.end is not None and (mark.stall in PROXY_STALLS or mark.end.sub.gpu_began) for mark in marks)
 
 
 def has_moved(job: Job, wait: Wait) -> bool:
@@ -396,29 +388,23 @@ def has_moved(job: Job, wait: Wait) -> bool:
 
 def has_sent(job: Job, end: End) -> bool:
     """Whether who receives in a collective has sent all that it has to pass on there: its send is over and gone."""
-    operation, channel = end.operation, end.key.channel
-    if end.sends or operation.collective not in RING_ENDS_RECEIVING or end.member.last.torn:
+    operation, channel, members = end.operation, end.key.channel, job.groups[end.key.group].members
+    # On behalf of whom a proxy receives is its record's word, and may be a rank that nobody observes.
+    if end.sends or operation.collective not in RING_ENDS_RECEIVING or end.key.destination not in members:
         return False
-    own = job.groups[end.key.group].members[end.key.destination][1]
+    own = members[end.key.destination][1]
     ring = own.ring(channel) or ChannelRing(channel, -1, -1)
-    onward = channel, ring.next if is_ring(operation) else ring.parent
-    sending = {(sub.channel, sub.peer) for sub in _sends_of(end.member, operation, own.address)}
-    return (*onward, Direction.SEND, Transport.NET) in own.transports and onward not in sending
+    return sends_over(end.member, own, channel, ring.next if is_ring(operation) else ring.parent, operation.op_count)
 
 
 def _sends(job: Job, node: Node, operation: ProxyOperation, address: int | None = None) -> bool | None:
     """Whether a rank's GPU has produced anything of its send of an operation (``address``: of one communicator)."""
-    subs = _sends_of(job.member(node.index), operation, address) if isinstance(node, RankNode) else []
-    return any(map(has_produced, subs)) if subs else None
-
-
-def _sends_of(member: Member, operation: ProxyOperation, address: int | None = None) -> list[ProxySub]:
-    """What a rank's proxy still has to send of an operation."""
     same = operation.comm_hash, operation.op_count, Direction.SEND
-    return [
-        sub for own in member.last.operations
+    subs = [
+        sub for own in (job.member(node.index).last.operations if isinstance(node, RankNode) else ())
         if (own.comm_hash, own.op_count, own.direction) == same and address in (None, own.comm_address) for sub in own.subs
     ]  # fmt: skip
+    return any(map(has_produced, subs)) if subs else None
 
 
 def _passed_over(case: Case, sink: Sink) -> list[Wait]:

@@ -79,7 +79,7 @@ def _halted(case: Case, confidence: float) -> Iterator[Hypothesis]:
         suspects.append(absent(job, sink, node, Cause.ENDED_UNSEEN))
         supports += wait_facts(sink.waits)
     supports += _error_facts(job.members)
-    victims = _victims(case, halted, [*(ends[m.index] for m in halted if m.index in ends), *ended.values()], suspects)
+    victims = _victims(case, halted, {*ends}, [*(ends[m.index] for m in halted if m.index in ends), *ended.values()], suspects)
     verdict_class = VerdictClass.DEAD if ended or any(member.gone for member in halted) else VerdictClass.STOPPED
     yield naming(verdict_class, suspects, victims, confidence if victims else 0.8, supports)
 
@@ -142,12 +142,11 @@ def _ended_ranks(case: Case) -> dict[AbsentNode, Sink]:
     return {node: Sink((node,), case.job) for node in missing if runs(node) is False}
 
 
-def _victims(case: Case, halted: Sequence[Member], ends: Sequence[Sink], suspects: Sequence[Suspect]) -> set[int]:
+def _victims(case: Case, halted: Sequence[Member], held: set[int], ends: Sequence[Sink], suspects: Sequence[Suspect]) -> set[int]:
     """Who waits for them: everybody in a collective that stands still with one of them does in the end."""
     victims = case.waits.victims(ends) | peers(case.job, suspects)
     indices, missing = {member.index for member in halted}, {suspect.group for suspect in suspects if suspect.index is None}
-    stuck = {sink.member.index for sink in case.waits.sinks if sink.member is not None}
-    victims |= {index for number in missing for index in stuck & case.job.groups[number].ranks.keys()}
+    victims |= {index for number in missing for index in held & case.job.groups[number].ranks.keys()}
     for number in case.waits.collectives():
         if number in missing or not indices.isdisjoint(case.job.groups[number].ranks):
             victims |= case.job.groups[number].ranks.keys()

@@ -42,6 +42,8 @@ from ncclwatch.model.state import Communicator, ProcessSample
 
 _decoder = msgspec.msgpack.Decoder(Body)
 
+_TIMES = ("time_ns", "wall_ns", "duration_ns")
+
 
 @dataclass(slots=True)
 class _Epoch:
@@ -186,6 +188,8 @@ class BatchReader:
         kept: dict[ProcessKey, tuple[int, dict[str, Any]]] = {}
         samples = []
         for fields, since in zip(heads, body.since, strict=True):
+            if any(abs(fields[name]) > MAX_COUNT for name in _TIMES):
+                raise FormatError("the times of a sample make no sense")
             key = fields["process"].key
             if since == body.sequence:
                 shown = next(fresh, None)

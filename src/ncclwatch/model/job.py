@@ -106,13 +106,24 @@ class Group:
         return {member.info.world_size for member, _ in self.members.values()} <= {self.nranks, None}
 
     @cached_property
+    def launches(self) -> dict[int, int]:
+        """Collectives that each rank has called by NCCL's counts, where those can be compared."""
+        return {rank: count for rank, held in self.members.items() if (count := launched(*held)) is not None}
+
+    @property
+    def called_alike(self) -> int | None:
+        """How many collectives all ranks that are observed have called; ``None`` where that differs, or cannot be compared."""
+        counts = {launched(*held) for held in self.members.values()}
+        return counts.pop() if len(counts) == 1 else None
+
+    @cached_property
     def most_called(self) -> Counter[str]:
         """How often who has called each collective most often has called it, where NCCL counts that (2.26 and later)."""
         return reduce(or_, (Counter(own.sequence_numbers) for own in self.views))
 
 
 _INDEX, _RANK, _NRANKS = map(attrgetter, ("index", "rank", "nranks"))
-_HALTED, _DEVICE = map(attrgetter, ("halted", "last.device"))
+_HALTED, _DEVICE, _WALL_NS = map(attrgetter, ("halted", "last.device", "last.wall_ns"))
 
 
 @dataclass
@@ -127,6 +138,11 @@ class Job:
     def __post_init__(self) -> None:
         # By the index of a process, which counts those of all jobs, its place in this one.
         self.place_of = {member.index: place for place, member in enumerate(self.members)}
+
+    @property
+    def time(self) -> float:
+        """When the newest of its samples was taken, seconds since the epoch."""
+        return max(map(_WALL_NS, self.members)) / 1e9
 
     @cached_property
     def transports(self) -> frozenset[Transport]:

@@ -63,6 +63,7 @@ class RingPlace(NamedTuple):
     rank: int
     ring: ChannelRing
     source: HostConnection | None
+    sink: HostConnection | None
     read: int | None
     unread: int | None
     """Steps that lie ready for it."""
@@ -84,7 +85,7 @@ def ring_places(own: Communicator) -> Iterator[RingPlace]:
         sink = ends.get((ring.channel, ring.next, Direction.SEND))
         if source is not None or sink is not None:
             read, unread = (source.head, steps_unread(source)) if source is not None else (None, None)
-            yield RingPlace(own.rank, ring, source, read, unread, sink.tail if sink is not None else None)
+            yield RingPlace(own.rank, ring, source, sink, read, unread, sink.tail if sink is not None else None)
 
 
 class Ring(dict[int, RingPlace]):
@@ -127,14 +128,22 @@ def _has_sent_all(group: Group, member: Member, own: Communicator, ring: Channel
 
     Without a count of each collective there may have been a Broadcast, of which the last rank sends nothing.
     """
-    called, before, onward = launched(member, own), group.members.get(ring.prev), (ring.channel, ring.next)
+    called, before = launched(member, own), group.members.get(ring.prev)
     asked = launched(*before) if before is not None else None
     if called is None or asked is None or called < asked or not set() < own.sequence_numbers.keys() <= RINGS_ALONE:
         return False
-    if member.last.torn or (*onward, Direction.SEND, Transport.NET) not in own.transports:
+    return sends_over(member, own, ring.channel, ring.next)
+
+
+def sends_over(member: Member, own: Communicator, channel: int, peer: int, op_count: int | None = None) -> bool:
+    """Whether the network joins a rank to a peer, and nothing to send there is open in its proxy: of one operation, or of any."""
+    if member.last.torn or (channel, peer, Direction.SEND, Transport.NET) not in own.transports:
         return False
-    sends = (one for one in member.last.operations if one.comm_address == own.address and one.direction is Direction.SEND)
-    return all((sub.channel, sub.peer) != onward for one in sends for sub in one.subs)
+    sends = (
+        one for one in member.last.operations
+        if one.comm_address == own.address and one.direction is Direction.SEND and op_count in (None, one.op_count)
+    )  # fmt: skip
+    return all((sub.channel, sub.peer) != (channel, peer) for one in sends for sub in one.subs)
 
 
 def steps_written(group: Group, inside: Mapping[int, Ring]) -> list[dict[int, int]]:

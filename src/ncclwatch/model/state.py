@@ -159,6 +159,11 @@ class ProxySub:
     net_device_name: str = ""
     """Name of the NIC (``mlx5_0``) or interface (``eth0``); empty with an external network plugin."""
 
+    @property
+    def gpu_began(self) -> bool:
+        """Whether a GPU has taken or produced anything of it, as far as its proxy knows."""
+        return self.done > 0 or (self.gpu_ready or 0) > 0
+
     def of_gpu(self, *, sends: bool) -> int:
         """Steps that a GPU has sent into the network (``sends``), or taken from it, as far as its proxy knows."""
         return (self.transmitted if self.gpu_ready is None else self.gpu_ready) if sends else self.done

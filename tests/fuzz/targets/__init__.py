@@ -10,10 +10,10 @@ from fuzz.harness import Target
 @cache
 def every() -> dict[str, Target]:
     """All targets by name."""
-    from fuzz.targets import files, ingest, kernel, memory, messages, nccl, traces
+    from fuzz.targets import files, ingest, jobs, kernel, memory, messages, nccl, traces
 
     found = [
         *(*memory.targets(), *messages.targets(), *files.targets(), *kernel.targets()),
-        *(*ingest.targets(), *nccl.targets(), *traces.targets()),
+        *(*ingest.targets(), *jobs.targets(), *nccl.targets(), *traces.targets()),
     ]
     return {target.name: target for target in found}

@@ -140,6 +140,18 @@ def test_with_pxn_the_proxy_of_a_neighbour_moves_a_ranks_data() -> None:
     assert any("rank 1" in line and "waits for rank 0" in line for line in verdict.evidence), verdict.evidence
 
 
+@pytest.mark.parametrize(("transport", "consumed"), [(Transport.NET, 0), (Transport.P2P, 8)])
+@pytest.mark.parametrize("lender", [3, 7, -1])
+def test_a_proxy_may_receive_for_a_rank_that_nobody_observes(transport: Transport, consumed: int, lender: int) -> None:
+    """On behalf of whom a proxy moves data is a record's word: such a rank is skipped, and there is a verdict."""
+    ranks = []
+    for rank in range(3):
+        took = recv((rank - 1) % 4, posted=12, received=8, delivered=8, consumed=consumed)
+        lent = replace(took, subs=tuple(replace(sub, rank=lender) for sub in took.subs))
+        ranks.append(Rank(rank, 4, (communicator(rank, 4, transport=transport),), (lent,)))
+    assert diagnose(looks(ranks)).summary
+
+
 def test_replays_of_cuda_graphs_make_no_calls_but_show_steps() -> None:
     own = [replace(communicator(rank, 4), captured_plans=1) for rank in range(4)]
     blind = late_rank_two(own, calls=False)

@@ -382,6 +382,13 @@ def hostile() -> dict[str, Any]:
         records["nranks"] = 1 << 60
         relaid(content, name, [list(pair) for pair in kind.layout], records)
 
+    def times(content: dict[str, Any]) -> None:
+        [table] = [t for t in content["tables"] if t[0] == "sample"]
+        kind = messages.sample_types()[0]
+        records = packing.unpack(packing.Table(*table), kind.dtype)
+        records["duration_ns"] = (1 << 63) - 1
+        relaid(content, "sample", [list(pair) for pair in kind.layout], records)
+
     def counts(content: dict[str, Any]) -> None:
         name = "content"
         [table] = [t for t in content["tables"] if t[0] == name]
@@ -402,7 +409,7 @@ def hostile() -> dict[str, Any]:
     def deep(content: dict[str, Any]) -> None:
         content["more"]["notes"] = msgspec.Raw(b"\x91" * 5000 + b"\x90")
 
-    found = (layout, huge_row, rows, ranks, counts, value, since, wrong_type, deep)
+    found = (layout, huge_row, rows, ranks, times, counts, value, since, wrong_type, deep)
     return {function.__name__: function for function in found}
 
 

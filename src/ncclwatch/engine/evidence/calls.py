@@ -190,11 +190,9 @@ def _leave_out_contradicted(group: Group, finding: CallsFinding, ledger: Ledger)
     counted = all(own.sequence_numbers for _, own in seen)
     if not counted and any(ledger.messages(member.info, own) for member, own in seen):
         return
-    counted_ranks = (*finding.behind, *finding.waiting)
-    counts = {rank: count for rank in counted_ranks if (count := launched(*group.members[rank])) is not None}
-    most = max((counts[rank] for rank in finding.waiting if rank in counts), default=None)
+    most = max((group.launches[rank] for rank in finding.waiting if rank in group.launches), default=None)
     if most is not None:
-        finding.behind = [rank for rank in finding.behind if counts.get(rank, -1) < most]
+        finding.behind = [rank for rank in finding.behind if group.launches.get(rank, -1) < most]
 
 
 def operation_of(called: Signature | None, sequence: int | None) -> OperationRef:

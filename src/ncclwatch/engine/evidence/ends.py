@@ -187,7 +187,9 @@ class _Inside:
     def _last_part(self, row: int) -> Iterator[Wait]:
         """The next rank in the ring, by NVLink, if it has sent all: it still has to read what this one has yet to receive."""
         t, group, channel = self.transfers, self.transfers.group_of(row), int(self.transfers.channel[row])
-        member, own = group.members[int(t.rank[row])]
+        if (rank := int(t.rank[row])) not in group.members:
+            return
+        member, own = group.members[rank]
         ring = own.ring(channel)
         if ring is None or ring.next not in hidden_on(own, channel) or ring.next not in group.members:
             return

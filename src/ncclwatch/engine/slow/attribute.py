@@ -166,7 +166,7 @@ def _finding(profile: Profile, context: Context, terms: Terms, named: Named, wei
         share, looks = (float(values[members].sum()) for values in profile.own())
     found = Finding(Kind.PROXY, named.members, max(share, 0.0), int(looks), named.chance, weighed=tuple(told))
     found.keys = tuple(profile.processes[at] for at in members)
-    if kind.computes:
+    if kind in WORK:
         found.kind = _part_of_ranks(profile, members, dict(told))
         if context.late is not None:
             found.share = max(found.share, float(context.late.share[members].sum()))

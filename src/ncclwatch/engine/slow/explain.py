@@ -94,7 +94,7 @@ def verdict(job: Job, judgement: Judgement, topology: Topology | None = None) ->
         # Where others happen to wait most changes from look to look; only a link belongs to one communicator.
         communicator=link.reference if link is not None else None,
         stage=culprits[0].stage if culprits else "", link=link.link if link is not None else None, since=judgement.since,
-        time=max(member.last.wall_ns for member in job.members) / 1e9, confidence=min(SUREST, round(findings[0].confidence, 2)),
+        time=job.time, confidence=min(SUREST, round(findings[0].confidence, 2)),
         evidence=_evidence(told, judgement), unobserved=_unobserved(job, told, judgement),
         next_steps=tuple(dict.fromkeys(step for one in told for step in one.next_steps())),
         planes=tuple(plane for plane, known in planes.items() if known),
@@ -256,12 +256,9 @@ def _pace(slow: SlowDown) -> str:
 
 
 def _summary(told: Sequence[_Told], judgement: Judgement) -> str:
-    def name(member: Member) -> str:
-        return f"rank {member.rank}" if member.rank is not None else f"pid {member.info.pid} on {member.info.host}"
-
     slow, parts = judgement.slow, []
     for one in told[:3]:
-        names = _names(one.blamed, name)
+        names = _names(one.blamed, lambda member: f"rank {member.rank}" if member.rank is not None else member.label)
         if one.finding.link is not None and len(one.blamed) == 2:
             names = f"the link from {names.replace(', ', ' to ')}"
         word = f": {one.cause.word}" if one.cause.word else ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ncclwatch.collect.call_order import CallOrder, Place
 from ncclwatch.engine.edges import Wait, Why, waits_for
 from ncclwatch.model.job import Job, Member
-from ncclwatch.model.rings import CHUNK_STEPS, CONNECTION_SLOTS, RING_ENDS_RECEIVING, steps_unread
+from ncclwatch.model.rings import CHUNK_STEPS, CONNECTION_SLOTS, RING_ENDS_RECEIVING, ring_places, steps_unread
 from ncclwatch.model.state import Communicator, Direction, OpPhase, PendingOperation, ProxyOperation
 
 OrderOf = Callable[[str, int], CallOrder | None]
@@ -125,12 +125,11 @@ def _has_written(own: Communicator, operation: ProxyOperation) -> bool | None:
     A connection of the ring that stands at the step where the operation begins was not written to. Where other algorithms used
     it too its count means nothing: then who reads nothing of what was delivered tells.
     """
-    after = {ring.channel: ring.next for ring in own.rings}
-    sinks = {(c.channel, c.peer): c for c in own.host_connections if c.direction is Direction.SEND and c.connection_index == 0}
+    sinks = {at.ring.channel: at.sink for at in ring_places(own)}
     counts = operation.protocol == "Simple" and operation.collective in RING_ENDS_RECEIVING
     known: list[bool] = []
     for sub in operation.subs:
-        sink = sinks.get((sub.channel, after.get(sub.channel, -1)))
+        sink = sinks.get(sub.channel)
         if sink is None or sink.tail is None or (unread := steps_unread(sink)) is None or unread > CONNECTION_SLOTS:
             continue
         written = sink.tail - sub.base

@@ -149,7 +149,7 @@ def take_look(job: Job, order_of: OrderOf | None = None, near_s: float = math.in
         for at in veil:
             holds.append(Hold(Part.GPU, weight / len(veil), job.member(at).info.key, group=rest[0].key.group, among=len(veil)))
         holds += [_hold(job, node, among[node] or rest, weight, stalled, inside) for node in ends if not veil]
-    time, size = max(member.last.wall_ns for member in job.members) / 1e9, len(job.members)
+    time, size = job.time, len(job.members)
     cpu_times = {member.info.key: times for member in job.members if (times := _cpu_times(member.last)) is not None}
     activities, inferred = _activities(job, waits, kernels, doubtful, inside, unseen)
     return Look(time, size, tuple(holds), activities, cpu_times, _passes(job, kernels, holds, stage_of), inferred)

@@ -44,11 +44,6 @@ class CandidateKind(StrEnum):
     NIC = "nic"  # all connections of one rank: its NIC, or its proxy, which leaves in the sockets what goes in and out
     HOST_NICS = "host-nics"  # all connections through the NICs of a host
 
-    @property
-    def computes(self) -> bool:
-        """Whether it counts as slow computation (CCL-D's S1); the rest is communication (S2)."""
-        return self in WORK
-
 
 RANKS = (CandidateKind.RANK, CandidateKind.TWO_RANKS)
 WORK = (*RANKS, CandidateKind.HOST)

@@ -309,13 +309,13 @@ class _Naming:
         for group in self.job.groups.values():
             if f"{group.hash:016x}" == reference.hash and group.nranks == reference.nranks:
                 held = group.members.get(culprit.comm_rank) if culprit.comm_rank is not None else None
-                if culprit.pid is None or (held is not None and _is_at(culprit, held[0])):
+                if culprit.pid is None or (held is not None and culprit.is_at(held[0].info.host, held[0].info.pid, held[0].rank)):
                     return sorted(group.members.values(), key=lambda pair: pair is not held)
         return []
 
     def _stage(self, culprit: Culprit, holders: Sequence[Held]) -> Stage | None:
         """Where the culprit is, from its own calls or, without them, where the operation is that others wait in."""
-        own = holders[0] if holders and _is_at(culprit, holders[0][0]) else None
+        own = holders[0] if holders and culprit.pid is not None else None
         halted, operation = self.verdict_class in HALTED, culprit.operation
         if own is not None:
             coming = self._call(own[0], calls_ago=-1)
@@ -382,16 +382,8 @@ class _Naming:
             if (stage := self._call(member)) is not None:
                 texts[replace(stage, tensor_index=-1).text()].append(rank)
         lines = sorted(texts.items(), key=lambda item: (-len(item[1]), item[1]))
-        shown = [f"latest call of rank{_s(len(ranks))} {compressed(ranks)}: {text}" for text, ranks in lines[:SHOWN]]
+        shown = [f"latest call of rank{'s' * (len(ranks) > 1)} {compressed(ranks)}: {text}" for text, ranks in lines[:SHOWN]]
         if len(lines) > SHOWN:
             more, elsewhere = sum(len(ranks) for _, ranks in lines[SHOWN:]), len(lines) - SHOWN
-            shown.append(f"… and {more} more rank{_s(more)} in {elsewhere} other place{_s(elsewhere)}")
+            shown.append(f"… and {more} more rank{'s' * (more > 1)} in {elsewhere} other place{'s' * (elsewhere > 1)}")
         return shown
-
-
-def _is_at(culprit: Culprit, member: Member) -> bool:
-    return culprit.is_at(member.info.host, member.info.pid, member.rank)
-
-
-def _s(number: int) -> str:
-    return "s" if number > 1 else ""
