@@ -400,7 +400,7 @@ class ProcessSample:
     @property
     def unread(self) -> bool:
         """Whether the memory of the process could not be read, so that nothing is known of what is under way."""
-        return self._memory in self.unavailable
+        return bool(self.unavailable) and self._memory in self.unavailable
 
     @property
     def _memory(self) -> str:
