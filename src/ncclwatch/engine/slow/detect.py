@@ -40,6 +40,10 @@ FAR = 1.25
 """Far beyond what is slow there the last bin of iterations begins. Unit: ratio. From: 69 recordings (seeds 1001, 1401, 1101): of
 nine jobs with pauses three are seen to be slow twice as early, and one later. With four bins above it pauses took 22 s to show.
 """
+FAR_LONGER = 5.0
+"""From so many times the longest healthy iteration on one says by itself that the job is slower, if it is no pause: of that the
+network must tell. Unit: ratio. From: of times as heavy-tailed as 1/x² the next after eight is as long in 0.4 % of the cases.
+"""
 HEALTHY_PRIOR = np.array([15.0, 12.0, 2.0, 0.3])
 """Pseudo-counts of healthy iterations by bin: as if thirty had been seen, two of them slow by chance, hardly any a checkpoint."""
 OTHER_PRIOR = np.array([0.5, 0.5, 0.5, 2.0])
@@ -57,6 +61,8 @@ class SlowDown:
     mean_s: float
     iterations: int
     slow: int
+    alone: bool = False
+    """Too few iterations to tell it from a pause, each of them far longer than any before."""
 
     @property
     def ratio(self) -> float:
@@ -132,6 +138,19 @@ class IterationWatch:
         normal, mean = float(self.usual.mean()), float(np.mean(durations))
         slow = SlowDown(self.slow.since, normal, mean, len(durations), sum(duration > limit for duration in durations))
         return slow if mean >= LEAST_RATIO * normal else None
+
+    def far_longer(self) -> SlowDown | None:
+        """The newest iterations, the one at hand among them, where each is far longer than all before, and they are few."""
+        begun, durations = [one.begin for one in self.healthy], [one.duration for one in self.healthy]
+        if self._open is not None:
+            begun.append(self._open.begin)
+        for start in range(max(FEWEST_HEALTHY, len(durations) - ENOUGH + 1), len(begun)):
+            past, since = durations[:start], durations[start:]
+            if self._open is not None and self._open.duration >= FAR_LONGER * max(past):
+                since.append(self._open.duration)
+            if since and min(since) >= FAR_LONGER * max(past):
+                return SlowDown(begun[start], float(np.mean(past)), float(np.mean(since)), len(since), len(since), alone=True)
+        return None
 
     def _look_for_change(self, at_hand: Iteration | None = None) -> None:
         """Set ``slow`` where the newest iterations come from another distribution than those before."""

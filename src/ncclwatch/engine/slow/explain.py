@@ -252,6 +252,8 @@ def _names(blamed: Sequence[Member], name: Callable[[Member], str] = lambda memb
 
 
 def _pace(slow: SlowDown) -> str:
+    if slow.alone:
+        return f"an iteration takes {slow.mean_s:.1f} s instead of {slow.normal_s:.2f} s, as none did before"
     return f"iterations take {slow.mean_s:.2f} s instead of {slow.normal_s:.2f} s ({slow.ratio:+.0%})"
 
 
@@ -276,8 +278,8 @@ def _evidence(told: Sequence[_Told], judgement: Judgement) -> tuple[str, ...]:
     if slow is not None:
         lines.insert(
             0,
-            f"iteration time {slow.mean_s:.3f} s over {slow.iterations} iterations, {slow.slow} of them slow; normally "
-            f"{slow.normal_s:.3f} s: {slow.mean_s - slow.normal_s:.3f} s an iteration are lost",
+            f"iteration time {slow.mean_s:.3f} s over {slow.iterations} iteration{'s' * (slow.iterations > 1)}, "
+            f"{slow.slow} slow; normally {slow.normal_s:.3f} s: {slow.mean_s - slow.normal_s:.3f} s an iteration are lost",
         )
     return (*lines[: MOST_LINES - len(judgement.gpus.paths)], *judgement.gpus.paths)
 

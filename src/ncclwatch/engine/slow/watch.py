@@ -184,7 +184,8 @@ class SlowWatch:
         if verdict.verdict_class is not VerdictClass.RUNNING:
             return False
         self._follow_iterations(job, watch, heard_s)
-        return len(watch.looks) + len(watch.idle) >= SETTLED_SAMPLES and watch.iterations.known and watch.iterations.slow is None
+        iterations, enough = watch.iterations, len(watch.looks) + len(watch.idle) >= SETTLED_SAMPLES
+        return enough and iterations.known and iterations.slow is None and iterations.far_longer() is None
 
     def searches(self, job: Job) -> bool:
         """Whether more samples are wanted: a job is slow, and nobody is named, or a network beside which work shows later, or a
@@ -243,14 +244,30 @@ class SlowWatch:
 
     def _judge(self, job: Job, watch: _JobWatch, slow: SlowDown | None, topology: Topology | None) -> None:
         """Attribute what the samples show; what has repeated is reported."""
-        since = slow.since + watch.offset_s if slow is not None else None
-        if watch.slow_since is not None and since is None:
+        standing, long = watch.standing, watch.iterations.far_longer() if slow is None else None
+        since_slow = standing is not None and standing.slow is not None
+        if long is not None:
+            # A rank that does something else for once (a checkpoint) makes one iteration long, too; no network does.
+            judgement = self._weigh(job, watch, long, topology)
+            judgement.findings = [finding for finding in judgement.findings if not finding.kind.computes]
+            if judgement.findings or since_slow:
+                self._report(job, watch, judgement, topology)
+                return
+        if slow is None and (watch.slow_since is not None or since_slow):
             # What was seen while the job was slow is no picture of it now; what was seen before is.
-            watch.looks = deque((look for look in watch.looks if look.time < watch.slow_since), KEPT_SAMPLES)
+            watch.looks = deque((look for look in watch.looks if look.time < (watch.slow_since or math.inf)), KEPT_SAMPLES)
             watch.standing, watch.repeated, watch.missing, watch.slow_since = None, 0, 0, None
             watch.usual.clear()
             return
-        watch.slow_since = since
+        watch.slow_since = slow.since + watch.offset_s if slow is not None else None
+        judgement = self._weigh(job, watch, slow, topology)
+        if slow is None:
+            judgement.findings = [finding for finding in judgement.findings if finding.looks >= PERSISTENT]
+        self._report(job, watch, judgement, topology)
+
+    def _weigh(self, job: Job, watch: _JobWatch, slow: SlowDown | None, topology: Topology | None) -> Judgement:
+        """Who may hold the job up, by the samples since it is slow."""
+        since = slow.since + watch.offset_s if slow is not None else None
         processes = [member.info.key for member in job.members]
         looks = [look for look in watch.looks if since is None or look.time >= since]
         before = None
@@ -259,14 +276,11 @@ class SlowWatch:
             before = add_up(_before(watch.looks, began, since), processes)
         profile = add_up(looks[-WINDOW_SAMPLES:], processes)
         context = self._context(job, watch, slow, topology, before)
-        if self.observer is not None:
+        if self.observer is not None and (slow is None or not slow.alone):
             self.observer(job, watch.looks, profile, context, watch.round_trips)
-        findings = find(profile, context)
-        if slow is None:
-            findings = [finding for finding in findings if finding.looks >= PERSISTENT]
         began_s = since if since is not None else looks[0].time if looks else watch.judged_s
         duration_s = slow.mean_s if slow is not None else watch.iterations.duration
-        self._report(job, watch, Judgement(findings, profile, context, slow, began_s, duration_s), topology)
+        return Judgement(find(profile, context), profile, context, slow, began_s, duration_s)
 
     @staticmethod
     def _report(job: Job, watch: _JobWatch, judgement: Judgement, topology: Topology | None) -> None:
@@ -301,7 +315,7 @@ class SlowWatch:
         keys, unseen = [member.info.key for member in job.members], None
         usual = np.array([watch.usual.get(key, math.nan) for key in keys]) if watch.usual else None
         late = measure(self.cadences.of_members(job), clocks, slow.normal_s, alike, usual)
-        if late.usual is not None:
+        if late.usual is not None and not slow.alone:
             watch.usual = dict(zip(keys, late.usual.tolist(), strict=True))
         # Not in large jobs: of each rank the ledger then keeps less than three iterations.
         if self.ledger is not None and len(job.members) <= CHEAP_RANKS:

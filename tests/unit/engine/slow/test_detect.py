@@ -37,11 +37,15 @@ def slow_down(durations: Sequence[float]) -> SlowDown | None:
     return watched(durations).slow_down()
 
 
-def at_hand(durations: Sequence[float], upto: float) -> SlowDown | None:
+def with_open(durations: Sequence[float], upto: float) -> IterationWatch:
     """The same with an iteration after them that has not ended."""
     watch, end = watched(durations), BEGAN + sum(durations)
     watch.feed([], Iteration(end, end + upto, len(durations)))
-    return watch.slow_down()
+    return watch
+
+
+def at_hand(durations: Sequence[float], upto: float) -> SlowDown | None:
+    return with_open(durations, upto).slow_down()
 
 
 # --- shifts --------------------------------------------------------------------------------------------------------------
@@ -113,6 +117,24 @@ def test_warm_up_is_no_slow_down() -> None:
 def test_one_checkpoint_is_none() -> None:
     assert slow_down([1.0] * 8 + [9.0] + [1.0] * 2) is None
     assert slow_down([*QUIET, 9.0]) is None
+
+
+def test_an_iteration_far_longer_than_all_before_is_told_apart() -> None:
+    """It may be a pause, so it is no slow-down yet; who is asked why says which."""
+    begin = BEGAN + sum(QUIET)
+    one = with_open(QUIET, 7.0).far_longer()
+    assert one == SlowDown(begin, float(np.mean(QUIET)), 7.0, 1, 1, alone=True)
+    ended = with_open([*QUIET, 9.0], 0.2).far_longer()
+    assert ended is not None and (ended.since, ended.mean_s) == (begin, 9.0), "the one at hand has just begun"
+    two = with_open([*QUIET, 9.0], 7.0).far_longer()
+    assert two is not None and (two.iterations, two.mean_s) == (2, 8.0)
+
+
+def test_what_is_not_far_longer() -> None:
+    assert with_open(QUIET, 5.0).far_longer() is None, "less than five times the longest"
+    assert with_open([*QUIET, 9.0, 1.0], 0.2).far_longer() is None, "one as usual has ended since"
+    assert with_open([*QUIET, 9.0, *QUIET], 30.0).far_longer() is None, "a checkpoint took a third of that"
+    assert with_open(QUIET[: FEWEST_HEALTHY - 1], 9.0).far_longer() is None, "nothing is usual yet"
 
 
 @pytest.mark.parametrize("apart", [

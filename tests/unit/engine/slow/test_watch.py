@@ -90,6 +90,19 @@ def test_a_slow_job_is_named_and_nothing_before(name: str) -> None:
         assert verdict.link is not None and verdict.communicator is not None
 
 
+@pytest.mark.parametrize(("name", "strength", "named"), [("s2-slow-link", 300.0, {0, 2}), ("s1-slow-gpu", 40.0, set())])
+def test_one_iteration_is_enough_for_a_network_and_not_for_work(name: str, strength: float, named: set[int]) -> None:
+    """Both make an iteration thirty times as long. A rank that works for so long, once, may write a checkpoint."""
+    scenario = load(SCENARIOS / f"{name}.toml")
+    scenario = replace(scenario, faults=tuple(replace(fault, strength=strength) for fault in scenario.faults))
+    said = judged(scenario, 7.0)
+    found = accusations(said)
+    assert {culprit.rank for _, verdict in found for culprit in verdict.culprits} == named
+    if named:
+        time, verdict = found[0]
+        assert time > 0 and "as none did before" in verdict.summary
+
+
 def test_where_all_wait_for_data_alike_nobody_is_named_and_no_sample_counts() -> None:
     """While nothing is open on any rank, every rank seems at work: that is no straggler's doing."""
     scenario = load(SCENARIOS / "lookalike-data-loading.toml")
