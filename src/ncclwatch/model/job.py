@@ -142,7 +142,8 @@ class Job:
     @property
     def time(self) -> float:
         """When the newest of its samples was taken, seconds since the epoch."""
-        return max(map(_WALL_NS, self.members)) / 1e9
+        newest: int = max(map(_WALL_NS, self.members))
+        return newest / 1e9
 
     @cached_property
     def transports(self) -> frozenset[Transport]:

@@ -111,7 +111,8 @@ def _changed(sample: ProcessSample, kind: int, item: int, field: int, value: int
     name = fields(old)[field % len(fields(old))].name
     others = [getattr(one, name) for one in same]
     new = replace(old, **{name: _other(getattr(old, name), others, value)})
-    return _rebuilt(sample, lambda one: new if one is old else None)
+    changed: ProcessSample = _rebuilt(sample, lambda one: new if one is old else None)
+    return changed
 
 
 def _objects(value: Any) -> Iterator[Any]:
@@ -127,7 +128,7 @@ def _objects(value: Any) -> Iterator[Any]:
 
 def _rebuilt(value: Any, exchanged: Callable[[Any], Any]) -> Any:
     """The same with what ``exchanged`` gives in place of an object."""
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         if (new := exchanged(value)) is not None:
             return new
         parts = {one.name: getattr(value, one.name) for one in fields(value)}
