@@ -58,18 +58,29 @@ def memory_of(connection: HostConnection) -> str:
 
 
 class RingPlace(NamedTuple):
-    """Where a rank stands in a ring inside its node: steps read from the rank before, and written; ``None``: not seen."""
+    """Where a rank stands in a ring inside its node, by its connections there; ``None``: not seen."""
 
     rank: int
     ring: ChannelRing
     source: HostConnection | None
     sink: HostConnection | None
-    read: int | None
-    unread: int | None
-    """Steps that lie ready for it."""
-    written: int | None
     receives_last: bool = False
     """Whether it has sent into the network all that its rank before has called, and so only receives any more."""
+
+    @property
+    def read(self) -> int | None:
+        """Steps read from the rank before."""
+        return self.source.head if self.source is not None else None
+
+    @property
+    def unread(self) -> int | None:
+        """Steps that lie ready for it."""
+        return steps_unread(self.source) if self.source is not None else None
+
+    @property
+    def written(self) -> int | None:
+        """Steps written to the next rank."""
+        return self.sink.tail if self.sink is not None else None
 
     @property
     def ahead(self) -> int:
@@ -84,8 +95,7 @@ def ring_places(own: Communicator) -> Iterator[RingPlace]:
         source = ends.get((ring.channel, ring.prev, Direction.RECV))
         sink = ends.get((ring.channel, ring.next, Direction.SEND))
         if source is not None or sink is not None:
-            read, unread = (source.head, steps_unread(source)) if source is not None else (None, None)
-            yield RingPlace(own.rank, ring, source, sink, read, unread, sink.tail if sink is not None else None)
+            yield RingPlace(own.rank, ring, source, sink)
 
 
 class Ring(dict[int, RingPlace]):

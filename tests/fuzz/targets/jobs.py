@@ -6,7 +6,6 @@ them, field, value. A process says it in every sample.
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections import defaultdict
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,9 +25,8 @@ from ncclwatch.messaging.limits import FormatError
 from ncclwatch.messaging.reader import BatchReader
 from ncclwatch.messaging.writer import BatchWriter
 from ncclwatch.model.state import ProcessSample
-from score.archive import batches_of
+from score.archive import JOBS, batches_of
 
-FOLDER = Path(__file__).resolve().parents[2] / "fixtures" / "jobs"
 RECORDINGS = (
     "deadlock-of-four-2.32.3-shm-post-hang-0.ncclwatch",
     "drawn-801-27-link-down-2.27.5-socket-post-hang-0.ncclwatch",
@@ -63,7 +60,7 @@ def _mutate(data: bytes, source: random.Random) -> bytes:
     """One change more, or another one, or another job."""
     if not data or source.random() < 0.2:
         return bytes([source.randrange(len(RECORDINGS))]) + data[1:]
-    changes = [data[at : at + CHANGE] for at in range(1, len(data), CHANGE)]
+    changes = _changes(data)
     fresh = source.randbytes(CHANGE)
     if changes and (len(changes) == MOST or source.random() < 0.5):
         changes[source.randrange(len(changes))] = fresh
@@ -72,21 +69,24 @@ def _mutate(data: bytes, source: random.Random) -> bytes:
     return data[:1] + b"".join(changes)
 
 
+def _changes(data: bytes) -> list[bytes]:
+    return [data[at : at + CHANGE] for at in range(1, len(data), CHANGE)][:MOST]
+
+
 @cache
 def _rounds(name: str) -> list[NodeBatch]:
     """Its first batch and the newest ones."""
-    sampled = [batch for batch in batches_of(FOLDER / name) if batch.samples]
+    sampled = [batch for batch in batches_of(JOBS / name) if batch.samples]
     return [sampled[0], *sampled[-NEWEST:]]
 
 
 def _judge(data: bytes) -> None:
     """As an engine does: a verdict on the job, whatever some of its processes say."""
     name = RECORDINGS[data[0] % len(RECORDINGS)] if data else RECORDINGS[0]
-    changes = [data[at : at + CHANGE] for at in range(1, 1 + CHANGE * MOST, CHANGE)]
     session, writer, reader = DiagnosisSession(LiveDiagnosis()), BatchWriter(), BatchReader()
     for batch in _rounds(name):
         samples = list(batch.samples)
-        for change in (change for change in changes if len(change) == CHANGE):
+        for change in (change for change in _changes(data) if len(change) == CHANGE):
             at = change[0] % len(samples)
             samples[at] = _changed(samples[at], *change[1:])
         try:
@@ -137,7 +137,7 @@ def _rebuilt(value: Any, exchanged: Callable[[Any], Any]) -> Any:
         return replace(value, **changed) if changed else value
     if isinstance(value, tuple):
         rebuilt = tuple(_rebuilt(part, exchanged) for part in value)
-        return rebuilt if any(map(lambda new, old: new is not old, rebuilt, value)) else value
+        return rebuilt if any(new is not old for new, old in zip(rebuilt, value, strict=True)) else value
     return value
 
 
@@ -151,7 +151,8 @@ def _other(old: Any, others: list[Any], choice: int) -> Any:
         case Enum():
             return list(type(old))[choice % len(type(old))]
         case int():
-            return list(itertools.chain(NUMBERS, (old + 1, old - 1, old + 64, old * 2)))[choice % (len(NUMBERS) + 4)]
+            near = (*NUMBERS, old + 1, old - 1, old + 64, old * 2)
+            return near[choice % len(near)]
         case float():
             return (0.0, -1.0, math.inf, math.nan, old * 2)[choice % 5]
         case str():

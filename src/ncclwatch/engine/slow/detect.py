@@ -41,8 +41,8 @@ FAR = 1.25
 nine jobs with pauses three are seen to be slow twice as early, and one later. With four bins above it pauses took 22 s to show.
 """
 FAR_LONGER = 5.0
-"""From so many times the longest healthy iteration on one says by itself that the job is slower, if it is no pause: of that the
-network must tell. Unit: ratio. From: of times as heavy-tailed as 1/x² the next after eight is as long in 0.4 % of the cases.
+"""So many times as long as the longest healthy one: then one iteration is enough to name a network. Unit: ratio.
+From: where times are as heavy-tailed as 1/x², the iteration after eight is as long in 0.4 % of the cases.
 """
 HEALTHY_PRIOR = np.array([15.0, 12.0, 2.0, 0.3])
 """Pseudo-counts of healthy iterations by bin: as if thirty had been seen, two of them slow by chance, hardly any a checkpoint."""
@@ -146,9 +146,10 @@ class IterationWatch:
             begun.append(self._open.begin)
         for start in range(max(FEWEST_HEALTHY, len(durations) - ENOUGH + 1), len(begun)):
             past, since = durations[:start], durations[start:]
-            if self._open is not None and self._open.duration >= FAR_LONGER * max(past):
+            least = FAR_LONGER * max(past)
+            if self._open is not None and self._open.duration >= least:
                 since.append(self._open.duration)
-            if since and min(since) >= FAR_LONGER * max(past):
+            if since and min(since) >= least:
                 return SlowDown(begun[start], float(np.mean(past)), float(np.mean(since)), len(since), len(since), alone=True)
         return None
 

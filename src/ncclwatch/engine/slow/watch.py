@@ -245,15 +245,15 @@ class SlowWatch:
     def _judge(self, job: Job, watch: _JobWatch, slow: SlowDown | None, topology: Topology | None) -> None:
         """Attribute what the samples show; what has repeated is reported."""
         standing, long = watch.standing, watch.iterations.far_longer() if slow is None else None
-        since_slow = standing is not None and standing.slow is not None
+        was_slow = standing is not None and standing.slow is not None
         if long is not None:
             # A rank that does something else for once (a checkpoint) makes one iteration long, too; no network does.
             judgement = self._weigh(job, watch, long, topology)
             judgement.findings = [finding for finding in judgement.findings if not finding.kind.computes]
-            if judgement.findings or since_slow:
+            if judgement.findings or was_slow:
                 self._report(job, watch, judgement, topology)
                 return
-        if slow is None and (watch.slow_since is not None or since_slow):
+        if slow is None and (watch.slow_since is not None or was_slow):
             # What was seen while the job was slow is no picture of it now; what was seen before is.
             watch.looks = deque((look for look in watch.looks if look.time < (watch.slow_since or math.inf)), KEPT_SAMPLES)
             watch.standing, watch.repeated, watch.missing, watch.slow_since = None, 0, 0, None
@@ -276,6 +276,7 @@ class SlowWatch:
             before = add_up(_before(watch.looks, began, since), processes)
         profile = add_up(looks[-WINDOW_SAMPLES:], processes)
         context = self._context(job, watch, slow, topology, before)
+        # Weights are fitted to what is a slow-down for certain; so is what is usual.
         if self.observer is not None and (slow is None or not slow.alone):
             self.observer(job, watch.looks, profile, context, watch.round_trips)
         began_s = since if since is not None else looks[0].time if looks else watch.judged_s
