@@ -23,7 +23,7 @@ from pathlib import Path
 from ncclwatch.collect.look_times import look_time
 from ncclwatch.simulate.records import Observer
 from ncclwatch.simulate.run import simulate
-from ncclwatch.simulate.scenario import load_all
+from ncclwatch.simulate.scenario import Scenario, load_all
 from score.__main__ import SCENARIOS
 from score.archive import Accusation, Kept, Stretch, Timeline, batches_of, beside, name_of, recordings_in, timeline_of
 from score.diagnosers import Ncclwatch
@@ -50,18 +50,25 @@ class Healthy:
     cpu_s: float = 0.0
     """Seconds of CPU that its simulation and judgement took."""
     looks: int = 0
+    """Those that were judged."""
 
 
 def simulated(seed: int, number: int, seconds: float = JOB_S, period_s: float = 1.0) -> Healthy:
     """Simulate one drawn healthy job and judge every look of it."""
+    return played(draw_healthy(seed, number, seconds, period_s), period_s)
+
+
+def played(scenario: Scenario, period_s: float = 1.0) -> Healthy:
+    """Simulate a job, look at it so often (seconds), and judge every look."""
     began = time.process_time()
-    scenario = draw_healthy(seed, number, seconds, period_s)
     timeline = simulate(scenario)
     first, last = 0.5 * scenario.network.init_s, timeline.end - 0.1
     times = [t for t in takewhile(lambda t: t < last, (look_time(n, period_s) for n in count())) if t > first]
     records = Observer(timeline, times).until(math.inf)
     stretches: list[Stretch] = []
+    looks = 0
     for at, verdict in Ncclwatch().said(records):
+        looks += 1
         ranks = tuple(sorted({-1 if c.rank is None else c.rank for c in verdict.culprits}))
         accused = (Accusation(str(verdict.verdict_class), ranks),) if verdict.verdict_class.accuses else ()
         if stretches and stretches[-1].accused == accused:
@@ -69,7 +76,7 @@ def simulated(seed: int, number: int, seconds: float = JOB_S, period_s: float = 
         else:
             stretches.append(Stretch(at, at, accused, "-"))
     hours = (times[-1] - times[0]) / 3600 if times else 0.0
-    return _healthy(scenario.name, SIMULATED, hours, Timeline(len(times), tuple(stretches)), time.process_time() - began)
+    return _healthy(scenario.name, SIMULATED, hours, Timeline(looks, tuple(stretches)), time.process_time() - began)
 
 
 def recorded(path: Path) -> Healthy:

@@ -243,9 +243,9 @@ class Observer:
 
     def until(self, time: float, *, history_s: float = math.inf) -> RecordSet:
         """What has arrived by true time ``time``; state samples of the last ``history_s`` only."""
-        samples = [
-            [s for arrived, s in series if time - history_s <= arrived <= time] for _, series in sorted(self._samples.items())
-        ]
+        # At the end of time nothing is old: infinity less infinity is no number.
+        oldest = time - history_s if math.isfinite(history_s) else -math.inf
+        samples = [[s for arrived, s in series if oldest <= arrived <= time] for _, series in sorted(self._samples.items())]
         calls = {host: events[: np.searchsorted(arrival, time, "right")] for host, (arrival, events) in self._calls.items()}
         timings = {}
         for host, (called, started, finished, rows) in self._timings.items():
