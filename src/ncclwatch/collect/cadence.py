@@ -30,11 +30,15 @@ SEARCH_EVERY = 16
 """Bound: calls between two searches for a period at least, and an eighth of those at hand (cost)."""
 SETTLED = 12
 """Unit: iterations. From: Chosen: a period that has held for so many in a row, each as long as ``INNER_S`` or all of them
-``INNER_CALLS``, is the job's, and none is looked for any more. And the iterations of another length, more than of the usual one,
-after which it is given up.
+``INNER_CALLS``, is the job's, and none is looked for any more, unless it breaks off. And the iterations of another length, more
+than of the usual one, after which it is given up.
 """
 INNER_S = 0.1
 """Unit: s. From: simulated and recorded jobs: a layer's calls come back within less, an iteration of training takes longer."""
+TILED = 0.5
+"""Iterations follow one another: most of the time is in one. Unit: share of the time. From: Chosen: of a loop whose calls the
+host makes at once it is a hundredth.
+"""
 INNER_CALLS = KEPT_CALLS // 2
 """Bound: calls of an inner loop after which nothing longer is looked for."""
 RUNS = (1, 2, 4, 8, 16)
@@ -152,6 +156,12 @@ class Cadence:
     _steady: int = 0
     """Iterations of the usual length in a row; ``_odd``: of another length, less those of the usual one since."""
     _odd: int = 0
+    _broken: int = 0
+    """Most iterations of the usual length in a row before one of another."""
+    _begun_s: float = 0.0
+    """When the first iteration began, when the last ended, and the time in all of the usual length between."""
+    _cut_s: float = 0.0
+    _in_iterations_s: float = 0.0
 
     def add(self, calls: NDArray[Any]) -> None:
         """Take calls (``CALL``) in the order of their times."""
@@ -178,10 +188,21 @@ class Cadence:
         self._calls, self._done = self._calls[:0].copy(), -1
         self.first.clear()
 
-    @property
-    def is_beat(self) -> bool:
-        """Whether single calls, one like another, come within ``INNER_S``: those are layers, with beats of their own."""
-        return self.period.length == 1 and bool(self.iterations) and self._is_quick(len(self.iterations))
+    def is_inner(self, until: float) -> bool:
+        """Whether what comes back may be a loop inside an iteration, so that its times say nothing: most of the time lies in no
+        such loop, or it is single calls that come as quickly as those of layers.
+
+        ``until``: now (seconds). A host may call a whole iteration at once and then wait; of what takes longer than layers do the
+        one at hand may just be slow.
+        """
+        if not self.iterations:
+            return False
+        end = max(until, self._cut_s) if self._is_quick else self._cut_s
+        return (self.period.length == 1 and self._is_quick) or self._in_iterations_s < TILED * (end - self._begun_s)
+
+    def whole_program(self, until: float) -> int:
+        """``program``; 0 while it may be that of an inner loop, around which ranks with equal ones may do other work."""
+        return 0 if self.is_inner(until) else self.program
 
     @property
     def begins(self) -> dict[int, float]:
@@ -196,13 +217,15 @@ class Cadence:
 
     @property
     def _settled(self) -> bool:
-        """Whether the period has held for so long that nothing longer will be found."""
+        """Whether the period has held for so long that nothing longer will be found: longer than it did before it broke off."""
         long = self._steady * self.period.length >= INNER_CALLS
-        return self._steady >= SETTLED and (long or not self._is_quick(SETTLED))
+        return self._steady >= SETTLED and (long or (self._steady > 2 * self._broken and not self._is_quick))
 
-    def _is_quick(self, newest: int) -> bool:
-        """Whether the newest iterations are so short that they may be those of an inner loop."""
-        return self.iterations[-1].end - self.iterations[-newest].begin < INNER_S * newest
+    @property
+    def _is_quick(self) -> bool:
+        """Whether most of the newest iterations are so short that they may be those of an inner loop."""
+        newest = sorted(self.iterations[-at].duration for at in range(1, min(SETTLED, len(self.iterations)) + 1))
+        return newest[len(newest) // 2] < INNER_S
 
     def _split(self) -> None:
         """Cut what is kept where iterations end; while the period is not settled the calls stay, to be searched again."""
@@ -215,8 +238,11 @@ class Cadence:
         bounds = np.r_[self._done, begins] if self._done >= 0 else begins
         self._done = int(bounds[-1])
         whole = np.diff(bounds) == self.period.length
-        odd = np.flatnonzero(~whole)
-        self._steady = len(whole) - 1 - int(odd[-1]) if len(odd) else self._steady + len(whole)
+        odd, times = np.flatnonzero(~whole), self._calls["time"][bounds]
+        self._begun_s, self._cut_s = self._begun_s or float(times[0]), float(times[-1])
+        self._in_iterations_s += float(np.diff(times)[whole].sum())
+        runs = np.diff(np.r_[-1 - self._steady, odd, len(whole)]) - 1
+        self._broken, self._steady = max([self._broken, *runs[:-1].tolist()]), int(runs[-1])
         self._odd = max(0, self._odd + 2 * len(odd) - len(whole))
         if self._odd > SETTLED:
             self._forget_period()
@@ -246,7 +272,8 @@ class Cadence:
     def _forget_period(self) -> None:
         """The job does something else now, or the period was that of a part of it."""
         self.period, self._done = NONE, -1
-        self.program = self._odd = self._number = self._steady = 0
+        self.program = self._odd = self._number = self._steady = self._broken = 0
+        self._begun_s = self._cut_s = self._in_iterations_s = 0.0
         for kept in (self.profiles, self.first, self.iterations):
             kept.clear()
 

@@ -172,8 +172,9 @@ class Feed:
     def _iterations(self, session: DiagnosisSession, now: int) -> None:
         cadences = session.diagnosis.slow.cadences
         for job, _ in session.diagnosis.judged:
-            known = [(member, cadence) for member, cadence in zip(job.members, cadences.of_members(job), strict=True)
-                     if cadence is not None and cadence.iterations and not cadence.is_beat]  # fmt: skip
+            every = zip(job.members, cadences.of_members(job), strict=True)
+            begun = [(member, cadence) for member, cadence in every if cadence is not None and cadence.iterations]
+            known = [(member, cadence) for member, cadence in begun if not cadence.is_inner(member.last.time_ns / 1e9)]
             of = next((run for member, _ in known if (run := self._run_of.get(member.info.key)) is not None), None)
             seen = self._runs.get(of) if of is not None else None
             if of is None or seen is None:

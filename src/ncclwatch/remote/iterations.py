@@ -29,6 +29,6 @@ def _reference(diagnosis: LiveDiagnosis, job: Job) -> tuple[Cadence, float] | No
     """The first process with iterations, and what to add to its node's CLOCK_MONOTONIC for seconds since the epoch."""
     for member in job.members:
         cadence = diagnosis.slow.cadences.of.find(member.info.host, member.info.pid)
-        if cadence is not None and len(cadence.iterations) >= 2 and not cadence.is_beat:
+        if cadence is not None and len(cadence.iterations) >= 2 and not cadence.is_inner(member.last.time_ns / 1e9):
             return cadence, (member.last.wall_ns - member.last.time_ns) / 1e9
     return None

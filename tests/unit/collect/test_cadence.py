@@ -96,7 +96,29 @@ class TestCadence:
         for step, begin in ((0.01, 100.0), (0.02, 101.0), (0.2, 103.0)):
             times = [begin + step * k for k in range(60)]
             cadences.add_calls(calls([(Function.ALL_REDUCE, TENSOR, -1)] * 60, times))
-            assert cadences.of["", 7].is_beat == (step < 0.1)
+            assert cadences.of["", 7].is_inner(begin + step * 60) == (step < 0.1)
+
+    def test_a_host_that_calls_a_whole_iteration_at_once_and_then_waits_shows_no_iteration_times(self) -> None:
+        """Sequence parallelism: two calls come back 72 times within a moment, one on the loss follows, and then the GPU works."""
+        cadences, inner = Cadences(), list[tuple[int, bool]]()
+        program = [(Function.ALL_GATHER, TENSOR, -1), (Function.REDUCE_SCATTER, TENSOR, -1)] * 72 + [
+            (Function.ALL_REDUCE, DATA, -1)
+        ]
+        for begin in (100.0, 107.0, 114.0, 121.0, 128.0):
+            cadences.add_calls(calls(program, [begin + 3e-5 * at for at in range(len(program))]))
+            found = cadences.of["", 7]
+            inner.append((found.period.length, found.is_inner(begin + 5.0)))
+        assert inner[0] == (2, True) and inner[-1] == (145, False)
+        assert [i.duration for i in found.iterations] == pytest.approx([7.0] * len(found.iterations), rel=0.01)
+
+    def test_micro_batches_are_no_iterations_however_long_they_take(self) -> None:
+        """Sixteen micro-batches of half a second, one like another, and then the gradients: so it goes on."""
+        cadences, time = Cadences(), 100.0
+        for _ in range(6):
+            program, times = iteration(time, 0.12, micro_batches=16)
+            cadences.add_calls(calls(program, times))
+            time = times[-1] + 0.12
+        assert cadences.of["", 7].period.length == 66
 
     def test_an_inner_loop_is_not_taken_for_an_iteration(self) -> None:
         cadences = Cadences()

@@ -229,7 +229,7 @@ class SlowWatch:
             known = ((place, found) for place in members if (found := self.cadences.of.find(*place)) is not None)
             begun = (one for one in known if len(one[1].iterations) >= 2)
             watch.reference, cadence = next(begun, (watch.reference, cadence))
-        if cadence is None or cadence.is_beat or watch.reference is None:
+        if cadence is None or watch.reference is None:
             return
         if cadence.generation != watch.generation:
             watch.iterations, watch.generation = IterationWatch(), cadence.generation
@@ -240,7 +240,8 @@ class SlowWatch:
         sampled = min((m.last.time_ns for m in job.members if m.info.host == host and not m.gone), default=0) / 1e9
         since, until = cadence.open_since, (heard_s or {}).get(host, sampled)
         at_hand = Iteration(since, until, 0) if since is not None and until > since else None
-        watch.iterations.feed(list(cadence.iterations), at_hand)
+        if not cadence.is_inner(until):
+            watch.iterations.feed(list(cadence.iterations), at_hand)
 
     def _judge(self, job: Job, watch: _JobWatch, slow: SlowDown | None, topology: Topology | None) -> None:
         """Attribute what the samples show; what has repeated is reported."""
