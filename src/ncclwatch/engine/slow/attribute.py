@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.slow.calibration import TABLE, Weights
+from ncclwatch.engine.slow.detect import LEAST_RATIO
 from ncclwatch.engine.slow.findings import FEWEST_PAST, Context, Finding
 from ncclwatch.engine.slow.profile import OWN, LinkKey, Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace, Part
@@ -27,6 +28,8 @@ HOSTLY, KERNELLY = 0.3, 0.8
 """Parts of the waits for a rank that make it its host thread (which shows as the GPU while anything is queued), or its kernel
 (which nearly always is only what the samples happened to see; it is communication). Unit: shares. From: chosen.
 """
+MOSTLY_IDLE = 0.5
+"""Nobody holds up a job that loses most of its time with nothing open on any rank. Unit: share. From: 565 recordings have 0."""
 RIVALS = 3
 """Bound: candidates that are told beside the one that is named."""
 SAID = 0.1
@@ -44,7 +47,7 @@ class Named(NamedTuple):
 @collector_at_rest()
 def find(profile: Profile, context: Context) -> list[Finding]:
     """Culprits; empty where nobody is likely enough. Of several each holds the job up, with one probability."""
-    if profile.looks < FEWEST_PAST:
+    if profile.looks < FEWEST_PAST or context.idle > MOSTLY_IDLE:
         return []
     terms = measure(profile, context)
     weights, part = (TABLE.start, "start") if context.lost is None else (TABLE.since, "since")
@@ -52,11 +55,14 @@ def find(profile: Profile, context: Context) -> list[Finding]:
     named = likeliest(terms, chances, TABLE.name_from[part], context)
     if named is None:
         return []
-    # The likeliest of the other candidates, and nobody.
     others = [number for number in np.argsort(-chances)[: RIVALS + 1].tolist() if number != named.number][:RIVALS]
     rivals = [(terms.kinds[number].value, terms.members[number], float(chances[number])) for number in others]
     rivals = sorted([*rivals, ("nobody", (), float(1.0 - chances.sum()))], key=lambda rival: -rival[2])
     found = _finding(profile, context, terms, named, weights)
+    # What samples alone say must be worth a word; that a limit takes CPU time is the kernel's.
+    least = (LEAST_RATIO - 1.0) * min(len(found.members), 2)
+    if context.lost is None and found.share < least and "throttled" not in dict(found.weighed):
+        return []
     found.rivals, found.rule = tuple(rivals), f"slow-{part}"
     kind = terms.kinds[named.number]
     if kind is CandidateKind.TWO_RANKS:

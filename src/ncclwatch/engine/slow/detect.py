@@ -28,9 +28,7 @@ LEAST_RATIO = 1.05
 smallest injected slow-down is more.
 """
 WORSE_RATIO = 1.5
-"""A slow-down that becomes so much worse, or milder, is another one: its explanation may be another. Unit: ratio of means. From:
-chosen; then it costs a third of the time by itself.
-"""
+"""A slow-down so much worse, or milder, is another. Unit: ratio of means. From: chosen; costs a third of the time by itself."""
 ENOUGH = 3
 """Of a kind so many are needed to say anything of it: iterations that are healthy, slow or late, collectives on GPUs, samples.
 Unit: any of these. From: the median of fewer is one outlier, and what happens once (a checkpoint) can lie across the end of an

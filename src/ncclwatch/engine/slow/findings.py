@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ncclwatch.collect.cadence import Cadences
 from ncclwatch.collect.network_memory import Measured
 from ncclwatch.engine.evidence.device import sees_everything
+from ncclwatch.engine.slow.detect import ENOUGH
 from ncclwatch.engine.slow.lateness import Lateness
 from ncclwatch.engine.slow.profile import Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace
@@ -116,14 +117,16 @@ def context_of(job: Job, topology: Topology | None, cadences: Cadences) -> Conte
 
 def equals(job: Job, topology: Topology | None, cadences: Cadences, *, by_means: bool = True) -> NDArray[np.int64]:
     """Sets of ranks that do equal work and (``by_means``) are seen by equal means; −1 for a rank without a known equal."""
-    keys: list[object] = []
+    # Of two hosts the one that is sampled later seems to be waited for.
+    keys, several = list[object](), not by_means or len({member.info.host for member in job.members}) >= ENOUGH
     for member, cadence in zip(job.members, cadences.of_members(job), strict=True):
         rank, stage = member.rank, -1
         if topology is not None and rank is not None and 0 <= rank < topology.world:
             stage = int(topology.stage[rank])
-        program = cadence.program if cadence is not None else 0
+        program = cadence.whole_program(member.last.time_ns / 1e9) if cadence is not None else 0
         does = ("stage", stage) if stage >= 0 else ("program", program)
-        keys.append((_means(member) if by_means else (), does) if stage >= 0 or program else None)
+        seen = ("" if several else member.info.host, _means(member) if by_means else ())
+        keys.append((seen, does) if stage >= 0 or program else None)
     times = Counter(keys)
     return _numbered([key if times[key] > 1 else None for key in keys])
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.engine.slow.detect import ENOUGH
 from ncclwatch.engine.slow.findings import FEWEST_PAST, Context
 from ncclwatch.engine.slow.profile import LinkKey, Profile, Shares
 from ncclwatch.engine.slow.snapshot import Part
@@ -48,8 +49,6 @@ class CandidateKind(StrEnum):
 RANKS = (CandidateKind.RANK, CandidateKind.TWO_RANKS)
 WORK = (*RANKS, CandidateKind.HOST)
 NETWORKS = (CandidateKind.LINK, CandidateKind.NIC, CandidateKind.HOST_NICS)
-FROM_START = (CandidateKind.RANK, CandidateKind.HOST, CandidateKind.LINK, CandidateKind.NIC)
-"""Candidates also without a healthy past: a healthy job may well spend half of its time on its network, and at two ranks."""
 
 FLOORS = {"late": 0.3, "throttled": 0.2, "asleep": 0.05, "delayed": 0.001}
 """Excesses of which a smaller one is noise. Unit: part of the lost time, part of the periods, logarithm of wanted CPUs, seconds.
@@ -114,7 +113,9 @@ def measure(profile: Profile, context: Context) -> Terms:
     places = context.places(profile.limits)
     every = [*_of_ranks(straggler, places), *_of_links(ends, places, len(profile.processes))]
     if context.lost is None:
-        every = [one for one in every if one.kind in FROM_START]
+        # Healthy jobs, too, spend half of their time at two ranks or on one link; of two hosts one is always sampled later.
+        several = len(distinct(context.host)) >= ENOUGH
+        every = [one for one in every if one.kind is CandidateKind.RANK or (several and one.kind is CandidateKind.HOST)]
 
     def members_of(*kinds: CandidateKind) -> list[Members]:
         return [one.members if one.kind in kinds else () for one in every]
@@ -363,14 +364,9 @@ def _ends(profile: Profile, context: Context, kept: float) -> Ends:
         past = [np.zeros(len(held)) for held in now]
     else:  # beside its peers; without any nothing stands out
         peers = [own[others] if len(others := context.others(at)) else own[[at]] for at in range(size)]
-        past = [np.array([np.median(values) for values in peers]), _mean_of_others(proxy, size), _mean_of_others(link, 2 * size)]
+        past = [np.array([np.median(values) for values in peers]), proxy, link]
     looks = own_looks, profile.looks_held[Part.PROXY], by_link(profile.link_looks)
     of_own, of_proxy, of_links = map(Waited, now, past, looks)
     pairs = [(index.get(one, -1), index.get(other, -1)) for one, other, *_ in links]
     source, destination = np.array(pairs, np.int64).reshape(-1, 2).T
     return Ends(of_own, of_proxy, of_links, links, source, destination, by_link(delays))
-
-
-def _mean_of_others(values: Shares, fewest: int) -> Shares:
-    """For each value the mean of the others, of which there are so many at least (those that nobody waited for count as 0)."""
-    return np.asarray((values.sum() - values) / max(fewest - 1, len(values) - 1, 1))
