@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from ncclwatch.simulate.run import simulate
-from ncclwatch.simulate.scenario import LookalikeKind, _check
-from score.alarms import SIMULATED, Healthy, _healthy, chosen, main, simulated, table
+from ncclwatch.simulate.scenario import Fault, FaultKind, LookalikeKind, _check
+from score.alarms import SIMULATED, Healthy, _healthy, chosen, main, played, simulated, table
 from score.archive import Accusation, Stretch, Timeline
 from score.drawn import draw_healthy
+from score.real import obstacle
+from score.real_hours import BYTES, FEW, TRANSPORTS, drawn
 
 
 def test_drawn_healthy_jobs_are_valid_varied_and_run_for_as_long_as_asked() -> None:
@@ -51,6 +54,22 @@ def test_the_table_gives_the_exact_bound_and_keeps_real_and_simulated_apart() ->
 def test_a_simulated_job_is_judged_at_every_look() -> None:
     one = simulated(1, 1, 60.0)
     assert one.source == SIMULATED and 0.005 < one.hours < 0.1 and one.cpu_s > 0
+    assert one.looks > 0.9 * 3600 * one.hours
+
+
+def test_a_job_that_is_not_healthy_does_not_pass_for_one() -> None:
+    job = draw_healthy(5, 1, 60.0)
+    slow = Fault(FaultKind.SLOW_GPU, 1, start_s=20.0, strength=4.0)
+    assert played(job).alarms == 0 and played(replace(job, faults=(slow,))).alarms >= 1
+
+
+def test_real_jobs_are_drawn_that_fit_beside_each_other_and_can_be_played() -> None:
+    jobs = [*islice(drawn(5, 600.0, 2.0, 30.0, ["2.25.1", "2.29.2"]), 8)]
+    assert {(nccl, transport) for _, nccl, transport in jobs} == {(v, t) for v in ("2.25.1", "2.29.2") for t in TRANSPORTS}
+    for scenario, nccl, transport in jobs:
+        assert scenario.layout.world <= FEW and scenario.workload.dp_bytes <= BYTES
+        assert 2.0 <= 600.0 / scenario.workload.iterations <= 30.0
+        assert not obstacle(scenario, nccl, transport)
 
 
 def test_jobs_with_short_iterations_may_be_left_out() -> None:
