@@ -44,12 +44,14 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One release a test, but in the unit tests; tests marked ``quiet`` go to the end, those in the guest behind them."""
+    """One release a test, but in the unit tests. Behind the others come those marked ``paced``, then ``quiet`` ones, then the
+    guest's.
+    """
     if not os.environ.get(ALL_VARIABLE):
         left_out = other_releases([item.nodeid for item in items if "unit" not in PurePosixPath(item.nodeid).parts])
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
         items[:] = [item for item in items if item.nodeid not in left_out]
-    items.sort(key=lambda item: [item.get_closest_marker(name) is not None for name in ("vm", "quiet")])
+    items.sort(key=lambda item: [item.get_closest_marker(name) is not None for name in ("vm", "quiet", "paced")])
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)

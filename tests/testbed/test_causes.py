@@ -106,7 +106,10 @@ def bind(running: Job, ranks: Sequence[int], cpu: int) -> None:
 
 @pytest.mark.quiet
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors, of which one can be left to others")
-@pytest.mark.parametrize(("victims", "transport", "hosts"), FEW_CPUS.values(), ids=FEW_CPUS)
+@pytest.mark.parametrize(
+    ("victims", "transport", "hosts"),
+    [pytest.param(*case, id=name, marks=[pytest.mark.long] * (name != "one rank")) for name, case in FEW_CPUS.items()],
+)
 def test_fewer_cpus_are_the_cause_of_slow_ranks(
     tmp_path: Path, victims: tuple[int, ...], transport: Transport, hosts: tuple[int, ...] | None
 ) -> None:

@@ -79,6 +79,7 @@ def has_line(cluster: Cluster, begin: str) -> bool:
     return any(line.startswith(begin) for verdict in cluster.told() for line in verdict["evidence"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cluster", [("--watchdog", "12")], indirect=True)
 def test_a_rank_is_killed_and_the_watchdogs_of_the_others_end_them(cluster: Cluster) -> None:
     job = cluster.job

@@ -29,7 +29,7 @@ from testbed.spines import LEAVES, Spines
 
 pytestmark = [
     pytest.mark.attach,
-    pytest.mark.quiet,
+    pytest.mark.paced,
     pytest.mark.skipif(not available("2.27.5"), reason="NCCL 2.27.5 is not cached"),
 ]
 
@@ -85,6 +85,7 @@ def until_living(lines: IO[str], one: dict[str, Any], leaf: int) -> None:
         one = json.loads(lines.readline())
 
 
+@pytest.mark.long
 def test_a_plan_on_which_rates_fall_is_taken_back(fabric: Spines, library: str, tmp_path: Path) -> None:
     """Flows crowd on one spine, and a plan moves them apart. Then the other spine becomes slow: slower than both flows on the one
     were. The plan is taken back at once, and the next communicator is as fast as the first.

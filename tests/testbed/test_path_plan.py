@@ -34,7 +34,7 @@ from testbed.spines import LEAVES, Spines
 
 pytestmark = [
     pytest.mark.attach,
-    pytest.mark.quiet,
+    pytest.mark.paced,
     pytest.mark.skipif(not available("2.27.5"), reason="NCCL 2.27.5 is not cached"),
 ]
 

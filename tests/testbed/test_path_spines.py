@@ -79,7 +79,7 @@ def probe(fabric: Spines, base: int, sources: range) -> list[dict[PathKey, PathL
     return [loads({(port, source): [there for there, _ in trips] for port, source, trips in rows}) for rows in said]
 
 
-@pytest.mark.quiet
+@pytest.mark.paced
 def test_flows_that_crowd_on_a_spine_are_found_and_moved_apart(fabric: Spines, library: str, tmp_path: Path) -> None:
     plan = tmp_path / "plan.pins"
     plan.write_text(pinned(fabric, 40000, (0, 0)))

@@ -25,10 +25,15 @@ JOBS = (os.cpu_count() or 2) + 4
 
 LONG = {
     "quick-clean",
+    "quick-gpu-stall",
     "quick-kill",
     "quick-link-down",
     "quick-never-enters-pipeline",
+    "quick-never-enters-shared-memory",
+    "quick-proxy-stall",
+    "quick-stop",
     "quick-stop-shared-memory",
+    "quick-swap",
     "quick-two-stopped",
 }
 """Played by `make test-all`: like another one, or like a job of ``test_diagnose_faults`` or ``test_network_faults``."""

@@ -16,7 +16,7 @@ from testbed.job import Job
 from testbed.netns import Network
 from testbed.sidecar import Daemon, daemon, make_keys, verdicts
 
-pytestmark = [pytest.mark.attach, pytest.mark.quiet]
+pytestmark = [pytest.mark.attach, pytest.mark.paced]
 
 PORT = 17400
 SLOW_RATE = 1.5e6
@@ -121,6 +121,7 @@ def skip_if_crowded(job: Job) -> None:
         pytest.skip(f"this machine has other work: iterations of 0.06 s take {took_s:.2f} s")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cluster", [1 << 18], indirect=True)
 def test_a_slow_link_between_hosts(cluster: Cluster) -> None:
     """The looks of three agents at a job that runs, put together: only links of the slowed host are named, and no rank."""

@@ -52,7 +52,9 @@ def test_messages_of_64_mebibytes(shape: str) -> None:
         finish(job)
 
 
-@pytest.mark.parametrize("env", WAYS.values(), ids=list(WAYS))
+@pytest.mark.parametrize(
+    "env", [pytest.param(env, id=way, marks=[pytest.mark.long] * (way == "IPC")) for way, env in WAYS.items()]
+)
 def test_a_server_with_experts_starts_over(env: dict[str, str]) -> None:
     """All-to-all inside and outside of graphs; communicators that are aborted free what other ranks have mapped."""
     extra = ("--experts", "--layers", "1", "--prefill-every", "2", "--rebuild-every", "3")

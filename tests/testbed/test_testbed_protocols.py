@@ -146,18 +146,11 @@ LINKED = {
     (2, 2): ({("Ring", "LL"), ("Ring", "Simple"), ("Tree", "LL")}, {"Ring/LL128", "Tree/LL128"}),
 }
 """By hosts: what every release chooses by itself where four NVLinks join each GPU to a switch of its host, and what none does."""
-SHORT = ("2.27.5", (4,))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not has_secret_memory(), reason="no secret memory (memfd_secret)")
-@pytest.mark.parametrize(
-    ("release", "hosts"),
-    [
-        pytest.param(release, hosts, marks=[pytest.mark.long] * ((release, hosts) != SHORT))
-        for release in PLAYED
-        for hosts in LINKED
-    ],
-)
+@pytest.mark.parametrize(("release", "hosts"), [(release, hosts) for release in PLAYED for hosts in LINKED])
 def test_what_nccl_likes_on_nodes_with_nvlink(release: str, hosts: tuple[int, ...]) -> None:
     """LL128 for messages of a mebibyte: connections are P2P/IPC then, because NCCL found the links itself."""
     if not available(release):

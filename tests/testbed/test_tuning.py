@@ -21,9 +21,8 @@ from testbed.job import Job
 from testbed.netns import Network
 from testbed.watcher import pids, run
 
-# What is measured is time: others on the machine make a job that computes wait for its peers.
 pytestmark = [
-    pytest.mark.attach, pytest.mark.quiet, pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs"),
+    pytest.mark.attach, pytest.mark.paced, pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs"),
 ]  # fmt: skip
 
 LINK = 8_000_000
@@ -91,6 +90,7 @@ def speed(found: dict[str, Any]) -> float:
     return float(max(one["operations"] for one in found["communicators"]) / found["looked_s"])
 
 
+@pytest.mark.long
 def test_one_connection_on_a_link_for_eight_and_more_channels_gain_what_was_said() -> None:
     with playing(paced=True, env={"NCCL_MAX_NCHANNELS": "1"}) as job:
         found = told(job, "--link", TOLD)
@@ -105,6 +105,7 @@ def test_one_connection_on_a_link_for_eight_and_more_channels_gain_what_was_said
     assert low * 0.6 < speed(after) / speed(found) < high * 1.4
 
 
+@pytest.mark.long
 def test_flags_on_a_full_link_and_another_protocol_gains_what_was_said() -> None:
     with playing(protocol="LL") as job:
         known, blind = told(job, "--link", TOLD), told(job)
@@ -130,6 +131,7 @@ def test_a_ring_between_two_hosts_and_a_tree_gains_what_was_said() -> None:
     assert low * 0.85 < speed(after) / speed(found) < high * 1.25
 
 
+@pytest.mark.quiet  # Others on the machine make a job that computes wait for its peers.
 def test_nothing_is_said_of_a_job_that_computes_most_of_the_time() -> None:
     """Its links are empty, and its connections have nothing to send.
 

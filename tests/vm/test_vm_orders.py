@@ -94,6 +94,7 @@ def test_that_nobody_takes_completions_is_said(soft_roce: Fabric) -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_a_path_that_stands_still_is_probed_by_zero_payload_writes(soft_roce: Fabric) -> None:
     """The proxy thread of rank 1 goes to sleep while its steps are in the network: its adapter answers queue pairs of ours.
 

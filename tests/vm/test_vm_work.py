@@ -11,7 +11,7 @@ from testbed import work_checks
 from testbed.job import Job, available
 from vm.fabric import Fabric
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.long]
 
 VERSION = "2.32.3"
 COUNT = 1 << 16
@@ -32,25 +32,21 @@ def test_exact_windows_are_what_the_collective_must_move(soft_roce: Fabric) -> N
         work_checks.exact_windows_are_what_must_move(work_checks.Moves(job, COUNT * 4), devices)
 
 
-@pytest.mark.long
 def test_every_request_is_counted_while_that_is_cheap(soft_roce: Fabric) -> None:
     with job_of(soft_roce) as job:
         work_checks.every_request_is_counted_while_that_is_cheap(work_checks.Moves(job, COUNT * 4))
 
 
-@pytest.mark.long
 def test_bursts_tell_rates_and_an_order_is_answered(soft_roce: Fabric) -> None:
     with job_of(soft_roce) as job:
         work_checks.bursts_tell_rates_and_an_order_is_answered(work_checks.Moves(job, COUNT * 4))
 
 
-@pytest.mark.long
 def test_a_collector_that_is_killed_leaves_no_probe_behind(soft_roce: Fabric) -> None:
     with job_of(soft_roce) as job:
         work_checks.a_killed_collector_leaves_no_probe_behind(job)
 
 
-@pytest.mark.long
 def test_what_goes_in_a_burst_leaves_no_probe_behind_and_nothing_unsaid(soft_roce: Fabric) -> None:
     try:
         # A long timeout of the adapter: no error of NCCL's is to end the ranks meanwhile.
