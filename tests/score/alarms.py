@@ -168,26 +168,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = [Healthy(**entry) for path in options.pool for entry in json.loads(path.read_text("utf-8"))["jobs"]]
     made: list[Healthy] = []
     if options.hours > 0:
-        made += _told(
+        made += told(
             simulate_hours(
                 options.hours, options.seed, options.jobs, options.job_seconds, options.first, options.period, options.iteration
             )
         )
     paths = [path for folder in options.recordings for path in healthy_in(folder)]
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        made += _told(pool.map(recorded, paths))
+        made += told(pool.map(recorded, paths))
     results += made
     print(table(results, markdown=options.markdown), end="")
     cpu_s, hours = sum(one.cpu_s for one in made), sum(one.hours for one in made if one.source == SIMULATED)
     if cpu_s:
         print(f"simulated: {60 * hours / cpu_s:.2f} job-hours a minute of CPU")
     if options.json:
-        data = {"schema": "ncclwatch.alarms/1", "jobs": [asdict(one) for one in results]}
-        options.json.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+        save(results, options.json)
     return 1 if any(one.alarms for one in results) else 0
 
 
-def _told(results: Iterable[Healthy]) -> list[Healthy]:
+def save(results: Sequence[Healthy], path: Path) -> None:
+    """Write them for ``--pool``."""
+    data = {"schema": "ncclwatch.alarms/1", "jobs": [asdict(one) for one in results]}
+    path.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+
+
+def told(results: Iterable[Healthy]) -> list[Healthy]:
     """All of them; alarms are told as they come."""
     kept = []
     for one in results:

@@ -9,13 +9,12 @@ own. Iterations take seconds and messages are small, so that two cores can play 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import count, cycle, islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,7 +25,7 @@ from ncclwatch.collect.ease import WIDEST_S
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.simulate.scenario import Scenario
 from ncclwatch.simulate.testbed import plan
-from score.alarms import REAL, Healthy, table
+from score.alarms import REAL, Healthy, save, table, told
 from score.drawn import draw_healthy
 from score.real import Transport, as_played, obstacle
 from testbed.job import JobError
@@ -98,29 +97,33 @@ def main() -> int:
     parser.add_argument("--iteration", type=float, nargs=2, default=(2.0, 30.0), metavar="SECONDS", help="shortest and longest")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    seconds, made, failed = 60 * options.minutes, list[Healthy](), 0
+    seconds = 60 * options.minutes
     shortest_s, longest_s = options.iteration
+    fewest = draw_healthy(options.seed, 0, 0.0).workload.iterations
+    if seconds < fewest * shortest_s:
+        parser.error(
+            f"--minutes: {fewest} iterations of {shortest_s:g} s, the fewest of a job, take {fewest * shortest_s / 60:.1f}"
+        )
     every = drawn(options.seed, seconds, shortest_s, longest_s, options.nccl.split(","))
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         playing: list[Future[Healthy]] = []
         for scenario, nccl, transport in islice(every, options.jobs):
             playing.append(pool.submit(watch, scenario, nccl, transport, seconds))
             time.sleep(APART_S)
-        for one in as_completed(playing):
-            try:
-                made.append(one.result())
-            except (JobError, NcclwatchError, OSError) as error:
-                failed += 1
-                print(f"not played: {str(error).splitlines()[0]}", file=sys.stderr)
-                continue
-            told = f"{made[-1].name}: {60 * made[-1].hours:.1f} min, {made[-1].looks} looks, {made[-1].alarms} alarms"
-            print("\n".join([told, *(f"ALARM {line}" for line in made[-1].said)]), file=sys.stderr, flush=True)
+        made = told(_played(playing))
     print(table(made, markdown=False), end="")
     if options.json:
-        options.json.write_text(
-            json.dumps({"schema": "ncclwatch.alarms/1", "jobs": [asdict(one) for one in made]}, indent=1) + "\n"
-        )
-    return 1 if failed or any(one.alarms for one in made) else 0
+        save(made, options.json)
+    return 1 if len(made) < options.jobs or any(one.alarms for one in made) else 0
+
+
+def _played(playing: Iterable[Future[Healthy]]) -> Iterator[Healthy]:
+    """Those that could be played, as they end; of the others it is said why not."""
+    for one in as_completed(playing):
+        try:
+            yield one.result()
+        except (JobError, NcclwatchError, OSError) as error:
+            print(f"not played: {str(error).splitlines()[0]}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ than of the usual one, after which it is given up.
 INNER_S = 0.1
 """Unit: s. From: simulated and recorded jobs: a layer's calls come back within less, an iteration of training takes longer."""
 TILED = 0.5
-"""Iterations follow one another: most of the time is in one. Unit: share of the time. From: Chosen: of a loop whose calls the
-host makes at once it is a hundredth.
+"""Of the time so much lies in iterations, since they follow one another. Unit: share of the time. From: Chosen: in a loop whose
+calls the host makes at once it is a hundredth.
 """
 INNER_CALLS = KEPT_CALLS // 2
 """Bound: calls of an inner loop after which nothing longer is looked for."""
@@ -189,11 +189,11 @@ class Cadence:
         self.first.clear()
 
     def is_inner(self, until: float) -> bool:
-        """Whether what comes back may be a loop inside an iteration, so that its times say nothing: most of the time lies in no
-        such loop, or it is single calls that come as quickly as those of layers.
+        """Whether what comes back may be a loop inside an iteration. Then its times say nothing.
 
-        ``until``: now (seconds). A host may call a whole iteration at once and then wait; of what takes longer than layers do the
-        one at hand may just be slow.
+        Either it is single calls, as quick as those of layers. Or most of the time lies outside of it: a host may call a whole
+        iteration at once, and then wait. The time since the last one, ``until`` now (seconds), counts only where they are quick:
+        else the one at hand may just be slow.
         """
         if not self.iterations:
             return False
@@ -217,7 +217,7 @@ class Cadence:
 
     @property
     def _settled(self) -> bool:
-        """Whether the period has held for so long that nothing longer will be found: longer than it did before it broke off."""
+        """Whether nothing longer will be found: the period has held for long, and for longer than before it last broke off."""
         long = self._steady * self.period.length >= INNER_CALLS
         return self._steady >= SETTLED and (long or (self._steady > 2 * self._broken and not self._is_quick))
 

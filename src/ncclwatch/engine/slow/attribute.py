@@ -59,7 +59,7 @@ def find(profile: Profile, context: Context) -> list[Finding]:
     rivals = [(terms.kinds[number].value, terms.members[number], float(chances[number])) for number in others]
     rivals = sorted([*rivals, ("nobody", (), float(1.0 - chances.sum()))], key=lambda rival: -rival[2])
     found = _finding(profile, context, terms, named, weights)
-    # What samples alone say must be worth a word; that a limit takes CPU time is the kernel's.
+    # Without a healthy past only samples say what it costs, unless the kernel says that a limit takes CPU time.
     least = (LEAST_RATIO - 1.0) * min(len(found.members), 2)
     if context.lost is None and found.share < least and "throttled" not in dict(found.weighed):
         return []
@@ -67,7 +67,7 @@ def find(profile: Profile, context: Context) -> list[Finding]:
     kind = terms.kinds[named.number]
     if kind is CandidateKind.TWO_RANKS:
         return _each(profile, context, found)
-    if kind in NETWORKS and context.lost is not None and context.past is not None:
+    if kind in NETWORKS and context.past is not None:
         return [found, *beside(profile, context, terms, named, weights, TABLE.name_from["beside"])]
     return [found]
 

@@ -100,12 +100,13 @@ class Context:
         return np.flatnonzero((self.equal == self.equal[at]) & (self.equal >= 0) & (np.arange(len(self.equal)) != at))
 
     def places(self, limits: NDArray[np.int64]) -> list[tuple[int, ...]]:
-        """Two ranks or more, but not all, that are on one host, one node, or under one CPU limit (``limits`` numbers these)."""
+        """Two ranks or more, not all, on one host, node or CPU limit (``limits`` numbers them), where hosts can be compared."""
+        most = len(self.host) if self.lost is not None or comparable(self.host) else 0
         found = (
             tuple(np.flatnonzero(numbers == number).tolist())
             for numbers in (self.host, self.nodes, limits) for number in distinct(numbers[numbers >= 0])
         )  # fmt: skip
-        return [inside for inside in dict.fromkeys(found) if 2 <= len(inside) < len(self.host)]
+        return [inside for inside in dict.fromkeys(found) if 2 <= len(inside) < most]
 
 
 def context_of(job: Job, topology: Topology | None, cadences: Cadences) -> Context:
@@ -117,8 +118,7 @@ def context_of(job: Job, topology: Topology | None, cadences: Cadences) -> Conte
 
 def equals(job: Job, topology: Topology | None, cadences: Cadences, *, by_means: bool = True) -> NDArray[np.int64]:
     """Sets of ranks that do equal work and (``by_means``) are seen by equal means; −1 for a rank without a known equal."""
-    # Of two hosts the one that is sampled later seems to be waited for.
-    keys, several = list[object](), not by_means or len({member.info.host for member in job.members}) >= ENOUGH
+    keys, several = list[object](), not by_means or comparable(hosts(job))
     for member, cadence in zip(job.members, cadences.of_members(job), strict=True):
         rank, stage = member.rank, -1
         if topology is not None and rank is not None and 0 <= rank < topology.world:
@@ -129,6 +129,11 @@ def equals(job: Job, topology: Topology | None, cadences: Cadences, *, by_means:
         keys.append((seen, does) if stage >= 0 or program else None)
     times = Counter(keys)
     return _numbered([key if times[key] > 1 else None for key in keys])
+
+
+def comparable(host: NDArray[np.int64]) -> bool:
+    """Whether samples compare ranks of different hosts: of two, the one that is sampled later seems to be waited for."""
+    return len(distinct(host)) >= ENOUGH
 
 
 def _numbered(keys: Sequence[object]) -> NDArray[np.int64]:

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.slow.detect import ENOUGH
 from ncclwatch.engine.slow.findings import FEWEST_PAST, Context
 from ncclwatch.engine.slow.profile import LinkKey, Profile, Shares
 from ncclwatch.engine.slow.snapshot import Part
@@ -110,12 +109,8 @@ def measure(profile: Profile, context: Context) -> Terms:
     straggler, pooled = _activity(profile, context, lost)
     if context.unseen is not None:  # they seem to be at work, and wait where nothing shows it
         straggler, pooled = (np.where(context.unseen, -CREDIT, ratio) for ratio in (straggler, pooled))
-    places = context.places(profile.limits)
-    every = [*_of_ranks(straggler, places), *_of_links(ends, places, len(profile.processes))]
-    if context.lost is None:
-        # Healthy jobs, too, spend half of their time at two ranks or on one link; of two hosts one is always sampled later.
-        several = len(distinct(context.host)) >= ENOUGH
-        every = [one for one in every if one.kind is CandidateKind.RANK or (several and one.kind is CandidateKind.HOST)]
+    places, since = context.places(profile.limits), context.lost is not None
+    every = [*_of_ranks(straggler, places, since), *(_of_links(ends, places, len(profile.processes)) if since else ())]
 
     def members_of(*kinds: CandidateKind) -> list[Members]:
         return [one.members if one.kind in kinds else () for one in every]
@@ -268,18 +263,18 @@ class Candidate(NamedTuple):
     links: Sequence[int] = ()
 
 
-def _of_ranks(works: Shares, places: Sequence[Members]) -> Iterator[Candidate]:
-    """Ranks, each two of the ranks that are likeliest (``works``) to work in the lost time, and places."""
+def _of_ranks(works: Shares, places: Sequence[Members], pairs: bool) -> Iterator[Candidate]:
+    """Ranks, with ``pairs`` each two of the ranks that are likeliest (``works``) to work in the lost time, and places."""
     likely = np.sort(np.argsort(-works, kind="stable")[:PAIRED]).tolist()
     yield from (Candidate(CandidateKind.RANK, (at,)) for at in range(len(works)))
-    yield from (Candidate(CandidateKind.TWO_RANKS, pair) for pair in combinations(likely, 2) if pair not in places)
+    yield from (Candidate(CandidateKind.TWO_RANKS, pair) for pair in combinations(likely, 2) if pairs and pair not in places)
     yield from (Candidate(CandidateKind.HOST, place) for place in places)
 
 
 def _of_links(ends: Ends, places: Sequence[Members], ranks: int) -> Iterator[Candidate]:
     """Links, NICs, and the links of hosts. A link is told by its two ranks, whichever way data goes.
 
-    What only one link of a host shows is that link's.
+    What only one link of a host shows is that link's. Healthy jobs, too, spend half of their time on one link, or at two ranks.
     """
     pairs: dict[Members, list[int]] = defaultdict(list)
     nics: dict[Members, list[int]] = {(at,): [] for at in range(ranks)}

@@ -41,9 +41,9 @@ ANY = None
 # --- one rank ------------------------------------------------------------------------------------------------------------
 
 
-def rarely_proven(times: int, rank: int = 3, other: float = 0.0) -> list[Look]:
+def rarely_proven(times: int, rank: int = 3, other: float = 0.0, held: float = 0.3) -> list[Look]:
     """Samples in which a rank is at work and the others wait, of whom only one sample in three tells for whom."""
-    proven = [own(rank, 0.3), *([own(5, other)] if other else [])]
+    proven = [own(rank, held), *([own(5, other)] if other else [])]
     return [sample(proven if number % 3 == 0 else [], {rank}, but(rank)) for number in range(times)]
 
 
@@ -61,6 +61,8 @@ PACED = context(0.6, hosts=4)
     Case("from the start, far from all peers", FAR, context(None), [(ANY, (3,))]),
     Case("from the start, a peer holds up half as much", rarely_proven(27, other=0.15), context(None),
          disagrees="names 3 (computation)"),
+    Case("a job that rests for most of the lost time", SLOW + HEALTHY, context(0.5, idle=0.6)),
+    Case("from the start, who costs less than a twentieth", rarely_proven(27, held=0.12), context(None)),
     Case("from the start, in four samples only", rarely_proven(12), context(None), disagrees="names 3 (computation)"),
     Case("from the start, nobody is seen to wait",
          [replace(one, activities=dict.fromkeys(KEYS, Activity.TRANSFERS)) for one in FAR], context(None),
@@ -470,3 +472,10 @@ def test_a_table_may_name_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> Non
     never = replace(TABLE, name_from={"since": 1.01, "start": 1.01})
     monkeypatch.setattr(attribute, "TABLE", never)
     assert find(add_up(samples, KEYS), known) == []
+
+
+def test_of_two_hosts_no_places_are_compared_by_samples_alone() -> None:
+    limits = np.full(RANKS, -1)
+    assert not context(None, hosts=2).places(limits)
+    assert context(0.5, hosts=2).places(limits) == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert context(None, hosts=4).places(limits) == [(0, 1), (2, 3), (4, 5), (6, 7)]

@@ -77,6 +77,7 @@ APART = context(QUIET, hosts=4)
          disagrees="names 1 (proxy)"),
     Case("from the start, a proxy that alone is late: its NIC may be the one that all gradients pass",
          late_proxy(0.0), context(None, lost=None)),
+    Case("from the start, another proxy is late as well", late_proxy(0.2), context(None, lost=None)),
     Case("a NIC that outweighs other links though all lack CPUs alike", with_links(OF_NIC, MANY), APART,
          [(Kind.NIC, (CULPRIT,))]),
     Case("a NIC, where others are late as well", with_links(OF_NIC | {(2, 3): 0.25}, MANY), APART),
