@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count, islice, repeat, takewhile
 from multiprocessing import get_context
 from pathlib import Path
@@ -33,6 +33,8 @@ from score.keep import scenario_of
 from score.table import grid
 
 SIMULATED, REAL = "simulated", "real"
+HOSTS_AHEAD = (4, 64, 1024)
+"""Operations by which hosts are ahead of their GPUs, of one job after another: CUDA's queue of launches holds 1,024."""
 JOB_S = 600.0
 """Seconds for which a simulated job runs."""
 
@@ -55,7 +57,9 @@ class Healthy:
 
 def simulated(seed: int, number: int, seconds: float = JOB_S, period_s: float = 1.0) -> Healthy:
     """Simulate one drawn healthy job and judge every look of it."""
-    return played(draw_healthy(seed, number, seconds, period_s), period_s)
+    job = draw_healthy(seed, number, seconds, period_s)
+    ahead = HOSTS_AHEAD[number % len(HOSTS_AHEAD)]
+    return played(replace(job, workload=replace(job.workload, host_ahead=ahead)), period_s)
 
 
 def played(scenario: Scenario, period_s: float = 1.0) -> Healthy:

@@ -16,7 +16,7 @@ from testbed.netns import Network
 from testbed.network_times import measure, spread
 from testbed.watcher import Live, live, pids
 
-pytestmark = [pytest.mark.attach, pytest.mark.quiet]
+pytestmark = [pytest.mark.attach, pytest.mark.paced]
 
 RATE = 25e6
 """Bytes a second of every link: more than the job needs, little enough that background traffic can fill it."""

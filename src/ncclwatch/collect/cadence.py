@@ -159,7 +159,10 @@ class Cadence:
     _broken: int = 0
     """Most iterations of the usual length in a row before one of another."""
     _begun_s: float = 0.0
-    """When the first iteration began, when the last ended, and the time in all of the usual length between."""
+    """When the first iteration began, when the last ended, and the time in all of the usual length between.
+
+    After records were lost there is no last one until another ends. What passed meanwhile moves the first nearer.
+    """
     _cut_s: float = 0.0
     _in_iterations_s: float = 0.0
 
@@ -184,8 +187,9 @@ class Cadence:
             self._drop(len(self._calls) - KEPT_CALLS // 2)
 
     def lose(self) -> None:
-        """Records were lost: the iteration at hand is not whole."""
+        """Records were lost: the iteration at hand is not whole. How long that took is not held against the others."""
         self._calls, self._done = self._calls[:0].copy(), -1
+        self._begun_s, self._cut_s = self._begun_s - self._cut_s, 0.0
         self.first.clear()
 
     def is_inner(self, until: float) -> bool:
@@ -197,7 +201,7 @@ class Cadence:
         """
         if not self.iterations:
             return False
-        end = max(until, self._cut_s) if self._is_quick else self._cut_s
+        end = max(until, self._cut_s) if self._is_quick and self._cut_s else self._cut_s
         return (self.period.length == 1 and self._is_quick) or self._in_iterations_s < TILED * (end - self._begun_s)
 
     def whole_program(self, until: float) -> int:
@@ -239,7 +243,8 @@ class Cadence:
         self._done = int(bounds[-1])
         whole = np.diff(bounds) == self.period.length
         odd, times = np.flatnonzero(~whole), self._calls["time"][bounds]
-        self._begun_s, self._cut_s = self._begun_s or float(times[0]), float(times[-1])
+        self._begun_s += 0.0 if self._cut_s else float(times[0])
+        self._cut_s = float(times[-1])
         self._in_iterations_s += float(np.diff(times)[whole].sum())
         runs = np.diff(np.r_[-1 - self._steady, odd, len(whole)]) - 1
         self._broken, self._steady = max([self._broken, *runs[:-1].tolist()]), int(runs[-1])
@@ -287,11 +292,14 @@ class Cadences:
         self.orders: PerProcess[CallOrder] = PerProcess()
 
     def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> None:
-        """Take a batch of ``EVENT_DTYPE`` records of one node, in the order of their times."""
-        for key in [key for key in self.orders if lost and key[0] == source]:
-            del self.orders[key]  # what is open can no longer be told from its calls
-            if key in self.of:
-                self.of[key].lose()
+        """Take a batch of ``EVENT_DTYPE`` records of one node by their times, of which so many were ``lost``."""
+        if lost:
+            # What is open can no longer be told from calls, and where in the batch records are missing is not known.
+            for key in [key for key in self.of.keys() | self.orders.keys() if key[0] == source]:
+                self.orders.pop(key, None)
+                if key in self.of:
+                    self.of[key].lose()
+            return
         calls, bounds = by_process(events if self.ordered else events[:0])
         made, operation = _calls(calls), ~np.isin(calls["function"], MARKS)
         for start, end in pairwise(bounds):

@@ -151,6 +151,22 @@ class TestCadence:
         cadences.add_calls(calls(program[10:], times[10:]), lost=8)
         assert len(cadences.of["", 7].iterations) == before
 
+    def test_a_batch_of_which_records_are_missing_says_nothing_and_is_held_against_nobody(self) -> None:
+        cadences = Cadences()
+        end = feed(cadences, [("train", 0.01)] * 40)
+        found, before, known = cadences.of["", 7], cadences.orders["", 7], len(cadences.of["", 7].iterations)
+        program, times = iteration(end, 0.01)
+        del program[5], times[5]  # the one that was lost: of the others it is not known that they follow each other
+        cadences.add_calls(calls(program * 20, [at + 0.18 * turn for turn in range(20) for at in times]), lost=1)
+        assert cadences.orders.find("", 7) is None and len(before.calls) > 0
+        end += 100.0  # and for long nothing came through
+        assert not found.is_inner(end), "how long that took is not known to be outside of iterations"
+        program, times = iteration(end, 0.01)
+        cadences.add_calls(calls(program * 3, [at + 0.18 * turn for turn in range(3) for at in times]))
+        assert cadences.orders["", 7].calls[0].time_ns == round(end * 1e9)
+        assert len(found.iterations) == known + 1 and found.iterations[-1].duration == pytest.approx(0.18)
+        assert not found.is_inner(end + 0.54)
+
     def test_a_pattern_that_changes_for_good_is_given_up_for_the_new_one(self) -> None:
         cadences = Cadences()
         end = feed(cadences, [("train", 0.01)] * 20)
