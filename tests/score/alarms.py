@@ -119,6 +119,16 @@ def chosen(seed: int, first: int, seconds: float, least_iteration_s: float) -> I
     return (n for n in count(first) if seconds >= least_iteration_s * draw_healthy(seed, n, seconds).workload.iterations)
 
 
+def too_short(seed: int, seconds: float, least_iteration_s: float) -> str:
+    """Why no drawn job of so many seconds has iterations that take so long at least; empty where there are some."""
+    fewest = draw_healthy(seed, 0, 0.0).workload.iterations
+    if seconds >= fewest * least_iteration_s:
+        return ""
+    return (
+        f"{fewest} iterations of {least_iteration_s:g} s, the fewest of a job, take {fewest * least_iteration_s / 60:.1f} minutes"
+    )
+
+
 def simulate_hours(
     hours: float, seed: int, jobs: int, seconds: float, first: int = 0, period_s: float = 1.0, least_iteration_s: float = 0.0
 ) -> Iterator[Healthy]:
@@ -169,6 +179,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args(arguments)
+    if why_not := too_short(options.seed, options.job_seconds, options.iteration):
+        parser.error(f"--job-seconds: {why_not}")
     results = [Healthy(**entry) for path in options.pool for entry in json.loads(path.read_text("utf-8"))["jobs"]]
     made: list[Healthy] = []
     if options.hours > 0:

@@ -25,7 +25,7 @@ from ncclwatch.collect.ease import WIDEST_S
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.simulate.scenario import Scenario
 from ncclwatch.simulate.testbed import plan
-from score.alarms import REAL, Healthy, save, table, told
+from score.alarms import REAL, Healthy, save, table, told, too_short
 from score.drawn import draw_healthy
 from score.real import Transport, as_played, obstacle
 from testbed.job import JobError
@@ -99,11 +99,8 @@ def main() -> int:
     options = parser.parse_args()
     seconds = 60 * options.minutes
     shortest_s, longest_s = options.iteration
-    fewest = draw_healthy(options.seed, 0, 0.0).workload.iterations
-    if seconds < fewest * shortest_s:
-        parser.error(
-            f"--minutes: {fewest} iterations of {shortest_s:g} s, the fewest of a job, take {fewest * shortest_s / 60:.1f}"
-        )
+    if why_not := too_short(options.seed, seconds, shortest_s):
+        parser.error(f"--minutes: {why_not}")
     every = drawn(options.seed, seconds, shortest_s, longest_s, options.nccl.split(","))
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         playing: list[Future[Healthy]] = []

@@ -11,7 +11,8 @@ import pytest
 
 from ncclwatch.simulate.run import simulate
 from ncclwatch.simulate.scenario import Fault, FaultKind, LookalikeKind, _check
-from score.alarms import SIMULATED, Healthy, _healthy, chosen, main, played, simulated, table
+from score import alarms
+from score.alarms import HOSTS_AHEAD, SIMULATED, Healthy, _healthy, chosen, main, played, simulated, table
 from score.archive import Accusation, Stretch, Timeline
 from score.drawn import draw_healthy
 from score.real import obstacle
@@ -88,3 +89,17 @@ def test_the_command_adds_up_what_others_wrote(tmp_path: Path, capsys: pytest.Ca
         )
     assert main(["--pool", str(file), str(other)]) == 0
     assert "6.00" in capsys.readouterr().out
+
+
+def test_jobs_that_cannot_be_drawn_are_not_searched_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--hours", "1", "--job-seconds", "60", "--iteration", "20"])
+    assert "the fewest of a job, take" in capsys.readouterr().err
+
+
+def test_hosts_are_ahead_of_their_gpus_by_few_operations_and_by_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = list[int]()
+    monkeypatch.setattr(alarms, "played", lambda job, _: ahead.append(job.workload.host_ahead))
+    for number in range(6):
+        simulated(1, number, 60.0)
+    assert ahead == [*HOSTS_AHEAD, *HOSTS_AHEAD]
