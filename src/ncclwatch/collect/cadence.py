@@ -195,14 +195,14 @@ class Cadence:
     def is_inner(self, until: float) -> bool:
         """Whether what comes back may be a loop inside an iteration. Then its times say nothing.
 
-        Either it is single calls, as quick as those of layers. Or most of the time lies outside of it: a host may call a whole
-        iteration at once, and then wait. The time since the last one, ``until`` now (seconds), counts only where they are quick:
-        else the one at hand may just be slow.
+        Either it is single calls, of which any is as quick as those of layers. Or most of the time lies outside of it: a host
+        may call a whole iteration at once, and then wait. The time since the last one, ``until`` now (seconds), counts only
+        where they are quick: else the one at hand may just be slow.
         """
         if not self.iterations:
             return False
         end = max(until, self._cut_s) if self._is_quick and self._cut_s else self._cut_s
-        return (self.period.length == 1 and self._is_quick) or self._in_iterations_s < TILED * (end - self._begun_s)
+        return (self.period.length == 1 and self._newest_s[0] < INNER_S) or self._in_iterations_s < TILED * (end - self._begun_s)
 
     def whole_program(self, until: float) -> int:
         """``program``; 0 while it may be that of an inner loop, around which ranks with equal ones may do other work."""
@@ -228,8 +228,13 @@ class Cadence:
     @property
     def _is_quick(self) -> bool:
         """Whether most of the newest iterations are so short that they may be those of an inner loop."""
-        newest = sorted(self.iterations[-at].duration for at in range(1, min(SETTLED, len(self.iterations)) + 1))
+        newest = self._newest_s
         return newest[len(newest) // 2] < INNER_S
+
+    @property
+    def _newest_s(self) -> list[float]:
+        """Durations of the newest iterations, seconds, shortest first."""
+        return sorted(self.iterations[-at].duration for at in range(1, min(SETTLED, len(self.iterations)) + 1))
 
     def _split(self) -> None:
         """Cut what is kept where iterations end; while the period is not settled the calls stay, to be searched again."""

@@ -120,6 +120,14 @@ class TestCadence:
             time = times[-1] + 0.12
         assert cadences.of["", 7].period.length == 66
 
+    def test_calls_of_layers_between_long_ones_are_a_beat_too(self) -> None:
+        """Two layers of each of two micro-batches: of the time between single calls every second is that of a pass."""
+        times = [100.0 + 0.58 * (k // 2) + 0.08 * (k % 2) for k in range(61)]
+        for newest in (60, 61):
+            cadences = Cadences()
+            cadences.add_calls(calls([(Function.ALL_REDUCE, TENSOR, -1)] * newest, times[:newest]))
+            assert cadences.of["", 7].is_inner(times[newest - 1])
+
     def test_an_inner_loop_is_not_taken_for_an_iteration(self) -> None:
         cadences = Cadences()
         feed(cadences, [("train", 0.01)] * 12)
