@@ -1,4 +1,4 @@
-"""Hours of real healthy jobs, many beside each other: ``python -m score.real_hours --jobs 30 --minutes 60`` (root).
+"""Hours of real healthy jobs, many beside each other: ``python -m score.real_hours --jobs 10 --minutes 60`` (root).
 
 Drawn healthy jobs of few ranks (:func:`score.drawn.draw_healthy`; every second one with harmless things that resemble
 trouble) are played by real NCCL on the CPU testbed. Each is watched live and judged as ``attach`` does it, by a process of its
@@ -9,6 +9,7 @@ own. Iterations take seconds and messages are small, so that two cores can play 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,6 +37,8 @@ FEW = 4
 SIZES = ("tp_bytes", "pp_bytes", "cp_bytes", "ep_bytes", "dp_bytes")
 BYTES = 1 << 18
 """Of a message at most: each rank holds some of them in memory."""
+JOB_BYTES = 2 << 30
+"""Memory that a job takes, most of it buffers of NCCL: nine took 17 GiB, fifty were killed for want of it."""
 APART_S = 3.0
 """Between two jobs' begins: loading NCCL takes the CPUs that the others measure."""
 TRANSPORTS = (Transport.SOCKET, Transport.SHM)
@@ -101,6 +104,9 @@ def main() -> int:
     shortest_s, longest_s = options.iteration
     if why_not := too_short(options.seed, seconds, shortest_s):
         parser.error(f"--minutes: {why_not}")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if options.jobs > (most := memory // JOB_BYTES):
+        parser.error(f"--jobs: at most {most}: one takes {JOB_BYTES >> 30} GiB, and this machine has {memory >> 30}")
     every = drawn(options.seed, seconds, shortest_s, longest_s, options.nccl.split(","))
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         playing: list[Future[Healthy]] = []

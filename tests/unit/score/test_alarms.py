@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from ncclwatch.simulate.run import simulate
 from ncclwatch.simulate.scenario import Fault, FaultKind, LookalikeKind, _check
-from score import alarms
+from score import alarms, real_hours
 from score.alarms import HOSTS_AHEAD, SIMULATED, Healthy, _healthy, chosen, main, played, simulated, table
 from score.archive import Accusation, Stretch, Timeline
 from score.drawn import draw_healthy
@@ -103,3 +104,12 @@ def test_hosts_are_ahead_of_their_gpus_by_few_operations_and_by_many(monkeypatch
     for number in range(6):
         simulated(1, number, 60.0)
     assert ahead == [*HOSTS_AHEAD, *HOSTS_AHEAD]
+
+
+def test_more_real_jobs_than_there_is_memory_for_are_not_begun(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["score.real_hours", "--jobs", "100000"])
+    with pytest.raises(SystemExit):
+        real_hours.main()
+    assert "--jobs: at most" in capsys.readouterr().err
