@@ -18,6 +18,7 @@ import pytest
 
 from ncclwatch.gc_pause import collector_at_rest
 from releases import ALL_VARIABLE, other_releases
+from testbed.job import Job
 
 LAYERS = {
     "unit": "unprivileged: units and replay",
@@ -29,6 +30,13 @@ LAYERS = {
 PHASES = ("setup", "call", "teardown")
 BESIDE_VARIABLE = "NCCLWATCH_BESIDE"
 """Holds the pid of the tests that `make test` runs beside these."""
+PAUSE_US = 5000
+"""After each iteration of a job in a test: 100 to 150 iterations a second are left, and of two CPUs a third is taken."""
+
+
+def pytest_configure() -> None:
+    """Jobs of tests leave CPUs to those of other tests."""
+    Job.pause_us = PAUSE_US
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -45,6 +45,10 @@ _LINE = re.compile(rb"^testjob rank \d+ (.*)$", re.MULTILINE)
 _TAIL_BYTES = 4096
 
 
+_PACE = {"--pause-us", "--compute-us", "--time"}
+"""Options by which a job sets or tells its own pace."""
+
+
 class JobError(Exception):
     """The job could not be built or started, or did not do what was waited for. The text holds the end of every rank's log."""
 
@@ -117,6 +121,11 @@ class Job:
     communicators) or "nothing".
     """
 
+    pause_us = 0
+    """How long a job that runs until it is stopped pauses after each iteration, where no option sets its pace. At full speed four
+    ranks keep two CPUs busy, which the tests of other jobs then lack: the tests set it (tests/conftest.py), benchmarks do not.
+    """
+
     def __init__(
         self,
         nccl: str = "2.27.5",
@@ -160,6 +169,8 @@ class Job:
         self._arguments = ["--shape", shape, "--count", str(count)]
         self._arguments += ["--iterations", str(iterations)] if iterations is not None else []
         self._arguments += ["--hold"] * hold + ["--verify"] * verify + list(extra)
+        if self.pause_us and iterations is None and shape != "training" and not _PACE & set(extra):
+            self._arguments += ["--pause-us", str(self.pause_us)]
         self._folder: Path | None = None
 
     def start(self) -> Self:
