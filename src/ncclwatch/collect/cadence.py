@@ -195,14 +195,16 @@ class Cadence:
     def is_inner(self, until: float) -> bool:
         """Whether what comes back may be a loop inside an iteration. Then its times say nothing.
 
-        Either it is single calls, of which any is as quick as those of layers. Or most of the time lies outside of it: a host
-        may call a whole iteration at once, and then wait. The time since the last one, ``until`` now (seconds), counts only
+        Either it is single calls, of which a quarter is as quick as those of layers. Or most of the time lies outside of it: a
+        host may call a whole iteration at once, and then wait. The time since the last one, ``until`` now (seconds), counts only
         where they are quick: else the one at hand may just be slow.
         """
         if not self.iterations:
             return False
+        newest = self._newest_s
         end = max(until, self._cut_s) if self._is_quick and self._cut_s else self._cut_s
-        return (self.period.length == 1 and self._newest_s[0] < INNER_S) or self._in_iterations_s < TILED * (end - self._begun_s)
+        single = self.period.length == 1 and newest[len(newest) // 4] < INNER_S
+        return single or self._in_iterations_s < TILED * (end - self._begun_s)
 
     def whole_program(self, until: float) -> int:
         """``program``; 0 while it may be that of an inner loop, around which ranks with equal ones may do other work."""
