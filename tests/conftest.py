@@ -31,7 +31,7 @@ PHASES = ("setup", "call", "teardown")
 BESIDE_VARIABLE = "NCCLWATCH_BESIDE"
 """Holds the pid of the tests that `make test` runs beside these."""
 PAUSE_US = 5000
-"""After each iteration of a job in a test: 100 to 150 iterations a second are left, and of two CPUs a third is taken."""
+"""Pause of a job after each iteration: up to 150 iterations a second are left, and a third of two CPUs is taken."""
 
 
 def pytest_configure() -> None:

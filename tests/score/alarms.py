@@ -34,7 +34,7 @@ from score.table import grid
 
 SIMULATED, REAL = "simulated", "real"
 HOSTS_AHEAD = (4, 64, 1024)
-"""Operations by which hosts are ahead of their GPUs, of one job after another: CUDA's queue of launches holds 1,024."""
+"""Operations by which hosts are ahead of their GPUs, one job after another. From: CUDA's queue of launches holds 1,024."""
 JOB_S = 600.0
 """Seconds for which a simulated job runs."""
 
@@ -122,11 +122,10 @@ def chosen(seed: int, first: int, seconds: float, least_iteration_s: float) -> I
 def too_short(seed: int, seconds: float, least_iteration_s: float) -> str:
     """Why no drawn job of so many seconds has iterations that take so long at least; empty where there are some."""
     fewest = draw_healthy(seed, 0, 0.0).workload.iterations
-    if seconds >= fewest * least_iteration_s:
+    least_s = fewest * least_iteration_s
+    if seconds >= least_s:
         return ""
-    return (
-        f"{fewest} iterations of {least_iteration_s:g} s, the fewest of a job, take {fewest * least_iteration_s / 60:.1f} minutes"
-    )
+    return f"{fewest} iterations of {least_iteration_s:g} s, the fewest of a job, take {least_s / 60:.1f} minutes"
 
 
 def simulate_hours(

@@ -38,7 +38,7 @@ SIZES = ("tp_bytes", "pp_bytes", "cp_bytes", "ep_bytes", "dp_bytes")
 BYTES = 1 << 18
 """Of a message at most: each rank holds some of them in memory."""
 JOB_BYTES = 2 << 30
-"""Memory that a job takes, most of it buffers of NCCL: nine took 17 GiB, fifty were killed for want of it."""
+"""Memory that a job takes: nine took 17 GiB, most of it buffers of NCCL."""
 APART_S = 3.0
 """Between two jobs' begins: loading NCCL takes the CPUs that the others measure."""
 TRANSPORTS = (Transport.SOCKET, Transport.SHM)

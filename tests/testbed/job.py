@@ -43,8 +43,6 @@ _PR_SET_PDEATHSIG = 1
 _MEMFD_SECRET = 447
 _LINE = re.compile(rb"^testjob rank \d+ (.*)$", re.MULTILINE)
 _TAIL_BYTES = 4096
-
-
 _PACE = {"--pause-us", "--compute-us", "--time"}
 """Options by which a job sets or tells its own pace."""
 
@@ -122,8 +120,8 @@ class Job:
     """
 
     pause_us = 0
-    """How long a job that runs until it is stopped pauses after each iteration, where no option sets its pace. At full speed four
-    ranks keep two CPUs busy, which the tests of other jobs then lack: the tests set it (tests/conftest.py), benchmarks do not.
+    """Microseconds that a job which runs until it is stopped pauses after each iteration, where no option sets its pace. At full
+    speed four ranks keep two CPUs busy, and the tests of other jobs lack them. tests/conftest.py sets it, benchmarks do not.
     """
 
     def __init__(

@@ -79,3 +79,13 @@ def test_large_messages_in_bursts(version: str) -> None:
 def test_eight_ranks(version: str) -> None:
     with Job(version, 8, "mix", hosts=(4, 3, 1), iterations=2, count=5000, verify=True, wait_for="nothing") as job:
         finish(job)
+
+
+def test_jobs_of_tests_pause_unless_their_options_set_the_pace() -> None:
+    def pauses(job: Job) -> list[str]:
+        return [after for option, after in itertools.pairwise(job._arguments) if option == "--pause-us"]
+
+    assert pauses(Job()) == [str(Job.pause_us)] and Job.pause_us > 0
+    assert pauses(Job(extra=("--pause-us", "0"))) == ["0"]
+    for job in (Job(iterations=3), Job(shape="training"), Job(extra=("--compute-us", "100")), Job(extra=("--time",))):
+        assert not pauses(job)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,13 +158,12 @@ class Cadence:
     _odd: int = 0
     _broken: int = 0
     """Most iterations of the usual length in a row before one of another."""
-    _begun_s: float = 0.0
-    """When the first iteration began, when the last ended, and the time in all of the usual length between.
-
-    After records were lost there is no last one until another ends. What passed meanwhile moves the first nearer.
-    """
-    _cut_s: float = 0.0
+    _covered_s: float = 0.0
+    """Seconds from when the first iteration began to when the last ended, without those in which records were lost."""
     _in_iterations_s: float = 0.0
+    """Of these, seconds in iterations of the usual length."""
+    _cut_s: float = 0.0
+    """When the last ended; 0 where none has since records were lost."""
 
     def add(self, calls: NDArray[Any]) -> None:
         """Take calls (``CALL``) in the order of their times."""
@@ -189,7 +188,7 @@ class Cadence:
     def lose(self) -> None:
         """Records were lost: the iteration at hand is not whole. How long that took is not held against the others."""
         self._calls, self._done = self._calls[:0].copy(), -1
-        self._begun_s, self._cut_s = self._begun_s - self._cut_s, 0.0
+        self._cut_s = 0.0
         self.first.clear()
 
     def is_inner(self, until: float) -> bool:
@@ -197,14 +196,14 @@ class Cadence:
 
         Either it is single calls, of which a quarter is as quick as those of layers. Or most of the time lies outside of it: a
         host may call a whole iteration at once, and then wait. The time since the last one, ``until`` now (seconds), counts only
-        where they are quick: else the one at hand may just be slow.
+        where most are quick: else the one at hand may just be slow.
         """
         if not self.iterations:
             return False
-        newest = self._newest_s
-        end = max(until, self._cut_s) if self._is_quick and self._cut_s else self._cut_s
-        single = self.period.length == 1 and newest[len(newest) // 4] < INNER_S
-        return single or self._in_iterations_s < TILED * (end - self._begun_s)
+        quick = self._quick_share
+        open_s = max(0.0, until - self._cut_s) if quick > 0.5 and self._cut_s else 0.0
+        single = self.period.length == 1 and quick > 0.25
+        return single or self._in_iterations_s < TILED * (self._covered_s + open_s)
 
     def whole_program(self, until: float) -> int:
         """``program``; 0 while it may be that of an inner loop, around which ranks with equal ones may do other work."""
@@ -225,18 +224,13 @@ class Cadence:
     def _settled(self) -> bool:
         """Whether nothing longer will be found: the period has held for long, and for longer than before it last broke off."""
         long = self._steady * self.period.length >= INNER_CALLS
-        return self._steady >= SETTLED and (long or (self._steady > 2 * self._broken and not self._is_quick))
+        return self._steady >= SETTLED and (long or (self._steady > 2 * self._broken and self._quick_share <= 0.5))
 
     @property
-    def _is_quick(self) -> bool:
-        """Whether most of the newest iterations are so short that they may be those of an inner loop."""
-        newest = self._newest_s
-        return newest[len(newest) // 2] < INNER_S
-
-    @property
-    def _newest_s(self) -> list[float]:
-        """Durations of the newest iterations, seconds, shortest first."""
-        return sorted(self.iterations[-at].duration for at in range(1, min(SETTLED, len(self.iterations)) + 1))
+    def _quick_share(self) -> float:
+        """Of the newest iterations, those so short that they may be of an inner loop: 0 to 1."""
+        newest = [one.duration for one in islice(reversed(self.iterations), SETTLED)]
+        return sum(duration < INNER_S for duration in newest) / len(newest)
 
     def _split(self) -> None:
         """Cut what is kept where iterations end; while the period is not settled the calls stay, to be searched again."""
@@ -250,7 +244,7 @@ class Cadence:
         self._done = int(bounds[-1])
         whole = np.diff(bounds) == self.period.length
         odd, times = np.flatnonzero(~whole), self._calls["time"][bounds]
-        self._begun_s += 0.0 if self._cut_s else float(times[0])
+        self._covered_s += float(times[-1]) - (self._cut_s or float(times[0]))
         self._cut_s = float(times[-1])
         self._in_iterations_s += float(np.diff(times)[whole].sum())
         runs = np.diff(np.r_[-1 - self._steady, odd, len(whole)]) - 1
@@ -285,7 +279,7 @@ class Cadence:
         """The job does something else now, or the period was that of a part of it."""
         self.period, self._done = NONE, -1
         self.program = self._odd = self._number = self._steady = self._broken = 0
-        self._begun_s = self._cut_s = self._in_iterations_s = 0.0
+        self._covered_s = self._cut_s = self._in_iterations_s = 0.0
         for kept in (self.profiles, self.first, self.iterations):
             kept.clear()
 
