@@ -4,8 +4,9 @@
 
 Says a line for each iteration. ``--graph`` captures one AllReduce into a CUDA graph and replays it; ``--hold`` stays after the
 last. Faults: ``--skip-at N`` calls NCCL no more after N iterations, as a rank that never enters; ``--omit N`` leaves one
-iteration out; ``--stall-at N`` puts a kernel that does not end before the next AllReduce; ``--late-ms M`` sleeps before each,
-and ``--slow-ms M`` longer from iteration ``--slow-at N`` on.
+iteration out; ``--stall-at N`` puts a kernel that does not end before the next AllReduce. Before each AllReduce the host sleeps
+for ``--late-ms``, and the GPU computes for ``--compute-ms``; from iteration ``--slow-at N`` on ``--slow-ms`` and
+``--slow-compute-ms`` longer.
 """
 
 from __future__ import annotations
@@ -23,18 +24,22 @@ SPIN = b"""
 .version 7.0
 .target sm_50
 .address_size 64
-.visible .entry spin()
+.visible .entry spin(.param .u64 span)
 {
-    .reg .u64 %now;
+    .reg .u64 %begin, %now, %span;
     .reg .pred %on;
+    ld.param.u64 %span, [span];
+    mov.u64 %begin, %globaltimer;
 again:
     mov.u64 %now, %globaltimer;
-    setp.ne.u64 %on, %now, 0;
+    sub.u64 %now, %now, %begin;
+    setp.lt.u64 %on, %now, %span;
     @%on bra again;
     ret;
 }
 """
-"""A kernel that runs until its process ends: the driver compiles it (PTX ISA, 9.7.12 and 10.24)."""
+"""A kernel that runs for ``span`` nanoseconds: the driver compiles it (PTX ISA, 9.7.12 and 10.24)."""
+FOR_EVER_S = 1e9
 
 
 class UniqueId(ctypes.Structure):
@@ -60,6 +65,7 @@ class Rank:
         if os.environ.get("NCCL_BY_PRELOAD"):
             self.nccl = ctypes.CDLL(None)  # by name alone, as a linked program would: what was preloaded comes first
         self.stream, self.buffer, self.comm = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        self.spin: ctypes.c_void_p | None = None
         must(self.cuda.cudaSetDevice(int(os.environ.get("GPU", "0"))), "cudaSetDevice")
         must(self.cuda.cudaStreamCreateWithFlags(ctypes.byref(self.stream), 1), "cudaStreamCreateWithFlags")
         must(self.cuda.cudaMalloc(ctypes.byref(self.buffer), ctypes.c_size_t(4 * count)), "cudaMalloc")
@@ -98,13 +104,15 @@ class Rank:
         size = ctypes.c_size_t(self.count)
         must(self.nccl.ncclAllReduce(self.buffer, self.buffer, size, FLOAT32, SUM, self.comm, self.stream), "ncclAllReduce")
 
-    def stall(self) -> None:
-        """One kernel of one thread on the stream that never ends."""
-        driver = ctypes.CDLL("libcuda.so.1")
-        module, spin, none = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-        must(driver.cuModuleLoadData(ctypes.byref(module), SPIN), "cuModuleLoadData")
-        must(driver.cuModuleGetFunction(ctypes.byref(spin), module, b"spin"), "cuModuleGetFunction")
-        must(driver.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, self.stream, none, none), "cuLaunchKernel")
+    def compute(self, seconds: float) -> None:
+        """One kernel of one thread on the stream that runs so long."""
+        driver, span, none = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint64(int(seconds * 1e9)), ctypes.c_void_p()
+        if self.spin is None:
+            module, self.spin = ctypes.c_void_p(), ctypes.c_void_p()
+            must(driver.cuModuleLoadData(ctypes.byref(module), SPIN), "cuModuleLoadData")
+            must(driver.cuModuleGetFunction(ctypes.byref(self.spin), module, b"spin"), "cuModuleGetFunction")
+        given = (ctypes.c_void_p * 1)(ctypes.addressof(span))
+        must(driver.cuLaunchKernel(self.spin, 1, 1, 1, 1, 1, 1, 0, self.stream, given, none), "cuLaunchKernel")
 
     def synchronize(self) -> None:
         """Wait for the stream."""
@@ -146,8 +154,10 @@ def main() -> None:
     parser.add_argument("--omit", type=int)
     parser.add_argument("--stall-at", type=int)
     parser.add_argument("--late-ms", type=float, default=0.0)
+    parser.add_argument("--compute-ms", type=float, default=0.0)
     parser.add_argument("--slow-at", type=int)
     parser.add_argument("--slow-ms", type=float, default=0.0)
+    parser.add_argument("--slow-compute-ms", type=float, default=0.0)
     parser.add_argument("--hold", action="store_true")
     options = parser.parse_args()
     rank = Rank(options.folder, options.count)
@@ -165,14 +175,17 @@ def main() -> None:
             number += 1
             continue
         if number == options.stall_at:
-            rank.stall()
+            rank.compute(FOR_EVER_S)
             say("stalls")
         if number == options.slow_at:
             options.late_ms += options.slow_ms
+            options.compute_ms += options.slow_compute_ms
             say("slows")
         time.sleep(options.late_ms / 1e3)
         if number % 50 == 0:
             rank.fill(1.0)  # sums would leave the range of the type
+        if options.compute_ms:
+            rank.compute(options.compute_ms / 1e3)
         for _ in range(options.burst):
             if graph is not None:
                 must(rank.cuda.cudaGraphLaunch(graph, rank.stream), "cudaGraphLaunch")

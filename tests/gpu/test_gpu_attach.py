@@ -1,24 +1,24 @@
-"""On a machine with a GPU: real CUDA under real NCCL. Two ranks of PyTorch share it as if on two hosts; one is frozen and named.
-
-Not run yet on any GPU: it stands here so that the first machine that has one needs no more than ``pytest tests/gpu``.
-"""
+"""PyTorch on a real GPU: ranks of ``torch.distributed`` that share it as if each were on a host of its own."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import pytest
 
-from ncclwatch.engine.diagnose import diagnose
-from ncclwatch.model.verdict import VerdictClass
-from ncclwatch.target.session import TargetProcess
+from testbed.watcher import NCCLWATCH, Live, live, pids, run
 
 NO_GPU = not Path("/dev/nvidia0").exists()
 NO_TORCH = importlib.util.find_spec("torch") is None
@@ -29,37 +29,124 @@ pytestmark = [
     pytest.mark.skipif(not NO_GPU and NO_TORCH, reason="GPU layer: PyTorch with NCCL is not installed"),
 ]
 
-JOB = """
-import os, torch, torch.distributed as dist
+TRAINING = """
+import os, sys, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+rank, world, slow, slow_at = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), sys.argv[1], int(sys.argv[2])
 torch.cuda.set_device(0)
-dist.init_process_group("nccl", init_method="file://" + os.environ["MEETING"], rank=int(os.environ["RANK"]), world_size=2)
-data = torch.ones(1 << 20, device="cuda")
-while True:
-    dist.all_reduce(data)
-    torch.cuda.synchronize()
-    print("step", flush=True)
+dist.init_process_group("nccl", init_method="file://" + os.environ["MEETING"], rank=rank, world_size=world)
+layers = [layer for _ in range(8) for layer in (torch.nn.Linear(1024, 1024), torch.nn.ReLU())]
+model = DistributedDataParallel(torch.nn.Sequential(*layers).cuda(), bucket_cap_mb=8)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+other = torch.randn(8192, 8192, device="cuda")
+for step in range(1 << 30):
+    time.sleep(0.02)
+    if slow == "loader" and step >= slow_at:
+        time.sleep(0.3)
+    batch = torch.randn(256, 1024, device="cuda")
+    if slow == "gpu" and step >= slow_at:
+        for _ in range(100):
+            other @ other
+    model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step % 10 == 9:
+        torch.cuda.synchronize()
+        print("step", step, "at", time.monotonic(), flush=True)
 """
+"""DistributedDataParallel whose hosts run ahead of their GPUs. One rank's loader, or its GPU, becomes slow."""
 
 
-def test_a_frozen_rank_on_a_real_gpu_is_named(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        ranks = []
-        for rank in range(2):
-            # Before 2.30 two ranks may share a GPU only as different hosts.
-            own = {"RANK": str(rank), "WORLD_SIZE": "2", "MEETING": str(tmp_path / "meeting"), "NCCL_HOSTID": f"host{rank}"}
-            own |= {"NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
-            child = subprocess.Popen([sys.executable, "-c", JOB], env=os.environ | own, stdout=subprocess.PIPE, text=True)
-            stack.callback(child.wait)
-            stack.callback(child.kill)
-            ranks.append(child)
-        for child in ranks:
-            assert child.stdout is not None and child.stdout.readline() == "step\n"
-        targets = [stack.enter_context(TargetProcess.open(child.pid)) for child in ranks]
-        ranks[1].send_signal(signal.SIGSTOP)
+class Training:
+    """A job of PyTorch; a context manager that ends all ranks. ``victim`` becomes slow as ``slow`` says."""
+
+    def __init__(self, ranks: int = 2, *, victim: int = -1, slow: str = "no", slow_at: int = 0) -> None:
+        self.ranks, self.victim, self.arguments = ranks, victim, [slow, str(slow_at)]
+        self.folder = Path(tempfile.mkdtemp(prefix="ncclwatch-torch-"))
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        for rank in range(self.ranks):
+            own = {"RANK": str(rank), "WORLD_SIZE": str(self.ranks), "MEETING": str(self.folder / "meeting")}
+            # Before 2.30 ranks may share a GPU only as different hosts.
+            own |= {"NCCL_HOSTID": f"host{rank}", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
+            arguments: Sequence[str] = self.arguments if rank == self.victim else ("no", "0")
+            with (self.folder / f"rank{rank}.log").open("wb") as log:
+                command = [sys.executable, "-c", TRAINING, *arguments]
+                self.processes.append(subprocess.Popen(command, env=os.environ | own, stdout=log, stderr=log))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.processes]
+
+    def steps(self) -> int:
+        """How far the last rank is."""
+        logs = [(self.folder / f"rank{rank}.log").read_text(errors="replace").splitlines() for rank in range(self.ranks)]
+        return min((int(lines[-1].split()[1]) if lines and lines[-1].startswith("step ") else 0) for lines in logs)
+
+    def wait_steps(self, more: int, timeout: float = 120) -> None:
+        """Until every rank has made so many more steps."""
+        wanted, deadline = self.steps() + more, time.monotonic() + timeout
+        while self.steps() < wanted:
+            ended = [rank for rank, process in enumerate(self.processes) if process.poll() is not None]
+            assert not ended and time.monotonic() < deadline, (self.folder / f"rank{(ended or [0])[0]}.log").read_text()[-2000:]
+            time.sleep(0.1)
+
+
+def test_a_frozen_rank_is_named_by_who_comes_afterwards() -> None:
+    with Training() as job:
+        job.wait_steps(20)
+        job.processes[1].send_signal(signal.SIGSTOP)
         time.sleep(3)
-        first = [target.sample() for target in targets]
-        time.sleep(1)
-        verdict = diagnose([[before, target.sample()] for before, target in zip(first, targets, strict=True)])
-        ranks[1].send_signal(signal.SIGCONT)
-    assert verdict.verdict_class is VerdictClass.STOPPED, verdict.summary
-    assert [culprit.rank for culprit in verdict.culprits] == [1]
+        done = run("diagnose", "--json", *pids(job))
+        job.processes[1].send_signal(signal.SIGCONT)
+    assert done.returncode == 0, done.stderr
+    verdict = json.loads(done.stdout)
+    assert verdict["class"] == "stopped", verdict
+    assert [culprit["rank"] for culprit in verdict["culprits"]] == [1]
+
+
+@contextmanager
+def watched(job: Training, name: str) -> Iterator[Live]:
+    """``attach`` beside the job; where ``$OUT`` is a folder a recording is kept there as well."""
+    with ExitStack() as stack:
+        if folder := os.environ.get("OUT"):
+            output = Path(folder) / f"torch-{name}.recording"
+            recorder = subprocess.Popen([*NCCLWATCH, "record", *pids(job), "--output", str(output)], stdout=subprocess.DEVNULL)
+            stack.callback(recorder.wait)
+            stack.callback(recorder.send_signal, signal.SIGINT)
+        yield stack.enter_context(live(*pids(job)))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("slow", ["loader", "gpu"])
+def test_a_rank_that_becomes_slow_is_named_live(slow: str, ranks: int) -> None:
+    """Silence before. A GPU that computes longer is another case than a loader: there the host is as early as the others'."""
+    with Training(ranks, victim=1, slow=slow, slow_at=400) as job:
+        job.wait_steps(10)
+        with watched(job, f"{slow}-{ranks}") as watcher:
+            while job.steps() < 380:
+                assert not watcher.of("verdict"), watcher.of("verdict")
+                job.wait_steps(10)
+            begun = time.monotonic()
+            verdict = watcher.wait_for("verdict", timeout=90)["verdict"]
+            print(f"\n{slow}, {ranks} ranks: after {time.monotonic() - begun:.1f} s: {verdict['class']}: {verdict['summary']}")
+            assert watcher.end() == 0
+    assert verdict["class"] in ("slow-computation", "slow-mixed"), verdict
+    assert [culprit["rank"] for culprit in verdict["culprits"]] == [1], verdict
+
+
+def test_healthy_training_stays_silent() -> None:
+    with Training(4) as job:
+        job.wait_steps(10)
+        with watched(job, "healthy-4") as watcher:
+            time.sleep(60)
+            assert not watcher.of("verdict"), watcher.of("verdict")
+            assert watcher.end() == 0

@@ -157,19 +157,47 @@ def test_a_rank_that_replays_once_less_is_named_live(way: str) -> None:
     assert [culprit["rank"] for culprit in verdict["culprits"]] == [VICTIM], verdict
 
 
-@pytest.mark.parametrize("way", ["as-NCCL-likes", *(["P2P"] if ONE_HOST and not STANDIN else [])])
+EAGER_AND_GRAPH = ["as-NCCL-likes", "graph", *(["P2P", "P2P-graph"] if ONE_HOST and not STANDIN else [])]
+
+
+@pytest.mark.parametrize("way", EAGER_AND_GRAPH)
 def test_a_rank_that_becomes_late_is_named_live(way: str) -> None:
     """It computes for 0.2 s more before each operation, after a time in which all was well."""
-    way_of_it = replace(WAYS[way], arguments=("--late-ms", "20"))
-    with way_of_it.job({VICTIM: ("--slow-at", "600", "--slow-ms", "200")}) as job:
+    told_slow(way, ("--late-ms", "20"), ("--slow-at", "600", "--slow-ms", "200"))
+
+
+@pytest.mark.skipif(STANDIN, reason="GPU layer: the stand-in launches no kernels of the job")
+@pytest.mark.parametrize("way", EAGER_AND_GRAPH)
+def test_a_gpu_that_becomes_slow_is_named_live(way: str) -> None:
+    """Its kernel before each operation takes 60 ms more. All hosts go on alike."""
+    told_slow(way, ("--late-ms", "10", "--compute-ms", "2"), ("--slow-at", "400", "--slow-compute-ms", "60"))
+
+
+def told_slow(way: str, all_ranks: tuple[str, ...], victim: tuple[str, ...]) -> None:
+    """A job whose rank ``VICTIM`` becomes slow: silence before, then that rank and no other."""
+    with replace(WAYS[way], arguments=(*WAYS[way].arguments, *all_ranks)).job({VICTIM: victim}) as job:
         job.wait_iterations(3)
         with live(*pids(job)) as watcher:
             job.wait_line(VICTIM, "slows")
+            slows = time.monotonic()
+            assert not watcher.of("verdict"), watcher.of("verdict")
             verdict = watcher.wait_for("verdict", timeout=90)["verdict"]
+            print(f"\n{way}: after {time.monotonic() - slows:.1f} s: {verdict['class']}: {verdict['summary']}")
             assert watcher.end() == 0
-    print(f"\n{way}: {verdict['summary']}")
     assert verdict["class"] in ("slow-computation", "slow-mixed"), verdict
     assert [culprit["rank"] for culprit in verdict["culprits"]] == [VICTIM], verdict
+
+
+@pytest.mark.parametrize("way", EAGER_AND_GRAPH)
+def test_a_healthy_job_stays_silent(way: str) -> None:
+    """Forty seconds of it, with computing between the operations."""
+    busy = ("--late-ms", "10", *(() if STANDIN else ("--compute-ms", "2")))
+    with replace(WAYS[way], arguments=(*WAYS[way].arguments, *busy)).job() as job:
+        job.wait_iterations(3)
+        with live(*pids(job)) as watcher:
+            time.sleep(40)
+            assert not watcher.of("verdict"), watcher.of("verdict")
+            assert watcher.end() == 0
 
 
 @pytest.mark.skipif(STANDIN, reason="GPU layer: a report of the real NVML")
