@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from testbed.job import ROOT, build_folder, cache_folder
+from testbed.watcher import NCCLWATCH, HasPids, Live, live, pids
 from unit.shim_harness import build_driver, build_shim
 
 HERE = Path(__file__).resolve().parent
@@ -46,6 +49,17 @@ def cudart(version: str = VERSION) -> Path | None:
     folders += [ROOT / ".cache/cuda/nvidia/cuda_runtime/lib", Path("/usr/local/cuda/lib64"), Path("/usr/lib/x86_64-linux-gnu")]
     found = (path for folder in folders for path in sorted(folder.glob("libcudart.so.1[2-9]*")))
     return next(found, None)
+
+
+@contextmanager
+def watched(job: HasPids, name: str) -> Iterator[Live]:
+    """``attach`` beside a job; where ``$OUT`` is a folder a recording of it is kept there."""
+    with ExitStack() as stack:
+        if folder := os.environ.get("OUT"):
+            command = [*NCCLWATCH, "record", *pids(job), "--output", str(Path(folder) / f"{name}.recording")]
+            recorder = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+            stack.callback(recorder.send_signal, signal.SIGINT)
+        yield stack.enter_context(live(*pids(job)))
 
 
 class GpuJob:

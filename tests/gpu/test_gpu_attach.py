@@ -10,15 +10,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import pytest
 
-from testbed.watcher import NCCLWATCH, Live, live, pids, run
+from gpu.gpujob import watched
+from testbed.watcher import pids, run
 
 NO_GPU = not Path("/dev/nvidia0").exists()
 NO_TORCH = importlib.util.find_spec("torch") is None
@@ -113,25 +113,13 @@ def test_a_frozen_rank_is_named_by_who_comes_afterwards() -> None:
     assert [culprit["rank"] for culprit in verdict["culprits"]] == [1]
 
 
-@contextmanager
-def watched(job: Training, name: str) -> Iterator[Live]:
-    """``attach`` beside the job; where ``$OUT`` is a folder a recording is kept there as well."""
-    with ExitStack() as stack:
-        if folder := os.environ.get("OUT"):
-            output = Path(folder) / f"torch-{name}.recording"
-            recorder = subprocess.Popen([*NCCLWATCH, "record", *pids(job), "--output", str(output)], stdout=subprocess.DEVNULL)
-            stack.callback(recorder.wait)
-            stack.callback(recorder.send_signal, signal.SIGINT)
-        yield stack.enter_context(live(*pids(job)))
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("slow", ["loader", "gpu"])
 def test_a_rank_that_becomes_slow_is_named_live(slow: str, ranks: int) -> None:
     """Silence before. A GPU that computes longer is another case than a loader: there the host is as early as the others'."""
     with Training(ranks, victim=1, slow=slow, slow_at=400) as job:
         job.wait_steps(10)
-        with watched(job, f"{slow}-{ranks}") as watcher:
+        with watched(job, f"torch-{slow}-{ranks}") as watcher:
             while job.steps() < 380:
                 assert not watcher.of("verdict"), watcher.of("verdict")
                 job.wait_steps(10)
@@ -146,7 +134,7 @@ def test_a_rank_that_becomes_slow_is_named_live(slow: str, ranks: int) -> None:
 def test_healthy_training_stays_silent() -> None:
     with Training(4) as job:
         job.wait_steps(10)
-        with watched(job, "healthy-4") as watcher:
+        with watched(job, "torch-healthy-4") as watcher:
             time.sleep(60)
             assert not watcher.of("verdict"), watcher.of("verdict")
             assert watcher.end() == 0

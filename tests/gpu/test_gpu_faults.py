@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from gpu.gpujob import STANDIN, VERSION, GpuJob
+from gpu.gpujob import STANDIN, VERSION, GpuJob, watched
 from testbed.watcher import live, pids, run
 
 RANKS, VICTIM = 4, 2
@@ -177,7 +177,7 @@ def told_slow(way: str, all_ranks: tuple[str, ...], victim: tuple[str, ...]) -> 
     """A job whose rank ``VICTIM`` becomes slow: silence before, then that rank and no other."""
     with replace(WAYS[way], arguments=(*WAYS[way].arguments, *all_ranks)).job({VICTIM: victim}) as job:
         job.wait_iterations(3)
-        with live(*pids(job)) as watcher:
+        with watched(job, f"gpu-{VERSION}-{way}-{victim[-2][2:]}") as watcher:
             job.wait_line(VICTIM, "slows")
             slows = time.monotonic()
             assert not watcher.of("verdict"), watcher.of("verdict")
@@ -194,7 +194,7 @@ def test_a_healthy_job_stays_silent(way: str) -> None:
     busy = ("--late-ms", "10", *(() if STANDIN else ("--compute-ms", "2")))
     with replace(WAYS[way], arguments=(*WAYS[way].arguments, *busy)).job() as job:
         job.wait_iterations(3)
-        with live(*pids(job)) as watcher:
+        with watched(job, f"gpu-{VERSION}-{way}-healthy") as watcher:
             time.sleep(40)
             assert not watcher.of("verdict"), watcher.of("verdict")
             assert watcher.end() == 0
