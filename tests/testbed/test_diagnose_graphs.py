@@ -198,3 +198,23 @@ def test_no_requests_are_no_hang_for_longer_than_a_hang_takes_to_be_told() -> No
         watcher.wait_for("rank", count=len(watcher.of("rank")) + 4 * 14)
         assert accused(watcher) == []
         assert watcher.end() == 0
+
+
+SLOW = {
+    "loader": ("host: begins iterations late", f"loader:rank={VICTIM},at=60,us=300000"),
+    "slow_gpu": ("computation", f"slow_gpu:rank={VICTIM},at=60,factor=4"),
+}
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_a_rank_that_becomes_slow_between_replays_is_named(kind: str) -> None:
+    """Launches are calls too, of graphs that were captured before anybody watched. What one holds is opened once the GPU comes to
+    it: that nothing is open does not mean that the host is late.
+    """
+    words, fault = SLOW[kind]
+    extra = ("--compute-us", "100000", "--fault", fault)
+    with Job("2.27.5", 4, "graph", count=20_000, extra=extra) as job, live(*pids(job)) as watcher:
+        verdict = watcher.wait_for("verdict", timeout=90)["verdict"]
+        assert watcher.end() == 0
+    assert verdict["class"] == "slow-computation" and words in verdict["summary"], verdict
+    assert [culprit["rank"] for culprit in verdict["culprits"]] == [VICTIM], verdict

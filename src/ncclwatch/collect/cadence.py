@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.collect.call_order import MARKS, MOST_CALLS, CallOrder, PerProcess, by_process
 from ncclwatch.collect.ledger import POINT_TO_POINT, mix
+from ncclwatch.model.events import Function
 from ncclwatch.model.job import Job
 
 KEPT_CALLS = 8192
@@ -143,6 +144,8 @@ class Cadence:
     """For the newest of them the call times, seconds since the first call, shape (calls,)."""
     first: list[Iteration] = field(default_factory=list)
     """The first iterations since records were last lost: from there on their numbers count what was called."""
+    called: bool = False
+    """Whether the process calls NCCL itself. Then launches of graphs do not count: most hold other work, of any number."""
     generation: int = 0
     """Rises when another period was found: durations before and after must not be compared."""
     period: Period = NONE
@@ -303,13 +306,18 @@ class Cadences:
             return
         calls, bounds = by_process(events if self.ordered else events[:0])
         made, operation = _calls(calls), ~np.isin(calls["function"], MARKS)
+        launches = calls["function"] == Function.GRAPH_LAUNCH
         for start, end in pairwise(bounds):
             key, own = (source, int(calls["pid"][start])), operation[start:end]
             order = self.orders.setdefault(key, CallOrder())
             order.room = min(MOST_CALLS, max(FEWEST_CALLS, ALL_CALLS // len(self.orders)))
-            order.add(calls[start:end])
+            called = own & ~launches[start:end]
+            order.add(calls[start:end][~launches[start:end]])
             if self.timed and own.any():
-                self.of.setdefault(key, Cadence()).add(made[start:end][own])
+                known = self.of.setdefault(key, Cadence())
+                if called.any() and not known.called:
+                    known = self.of[key] = Cadence(called=True, generation=known.generation)
+                known.add(made[start:end][called if known.called else own])
 
     def of_members(self, job: Job) -> list[Cadence | None]:
         """The cadences of a job's processes, in their order."""

@@ -145,10 +145,14 @@ class PerProcess(dict[tuple[str, int], T]):
 
 
 def by_process(events: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
-    """Begins of operations and groups (and their ends), sorted by process and time, and each process's bounds."""
+    """Begins of operations and groups (and their ends), and launches of graphs whose operations are not known, sorted by process
+    and time; and each process's bounds.
+    """
     function = events["function"]
     read = (events["flags"] & np.uint16(Flag.COMM_READ)) != 0
-    at = np.flatnonzero((events["kind"] == Kind.ENTER) & np.isin(function, _ORDERED) & (read | np.isin(function, MARKS)))
+    calls = np.isin(function, _ORDERED) & (read | np.isin(function, MARKS))
+    unknown = (function == Function.GRAPH_LAUNCH) & ((events["flags"] & np.uint16(Flag.UNKNOWN_GRAPH)) != 0)
+    at = np.flatnonzero((events["kind"] == Kind.ENTER) & (calls | unknown))
     # Not by an index of the records: these are wide, and would be copied field by field.
     calls = events.take(at[np.lexsort((events["time_ns"][at], events["pid"][at]))])
     return calls, bounds_of(calls["pid"])

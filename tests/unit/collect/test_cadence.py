@@ -187,6 +187,26 @@ class TestCadence:
         assert found.period.length == 5 and found.generation > first
         assert [i.duration for i in found.iterations] == pytest.approx([0.25] * len(found.iterations))
 
+    def test_launches_of_graphs_whose_calls_nobody_saw_are_calls_each_of_its_graph(self) -> None:
+        """Three graphs an iteration. A launch whose calls are known is none, nor is any once NCCL is called."""
+        cadences = Cadences()
+        graphs = [(Function.GRAPH_LAUNCH, 0x9000 + number % 3, 0) for number in range(36)]
+        events = calls(graphs, [0.2 * number for number in range(36)])
+        events["flags"] = Flag.UNKNOWN_GRAPH
+        known = calls(graphs, [0.2 * number + 0.1 for number in range(36)])
+        known["flags"] = 0
+        cadences.add_calls(np.sort(np.concatenate([events, known]), order="time_ns"))
+        found = cadences.of["", 7]
+        assert found.period.length == 3 and not found.is_inner(7.2)
+        assert [one.duration for one in found.iterations] == pytest.approx([0.6] * len(found.iterations))
+        assert not cadences.orders["", 7].calls, "what they hold is not known"
+        plain = [(Function.ALL_REDUCE, TENSOR, -1), (Function.ALL_GATHER, DATA, -1)] * 9
+        cadences.add_calls(calls(plain, [8.0 + 0.3 * number for number in range(18)]))
+        launches = calls(graphs[:5], [13.4 + 0.01 * number for number in range(5)])
+        launches["flags"] = Flag.UNKNOWN_GRAPH
+        cadences.add_calls(launches)
+        assert cadences.of["", 7].period.length == 2, "who calls NCCL itself is timed by that"
+
     def test_a_process_that_is_gone_is_forgotten(self) -> None:
         cadences = Cadences()
         feed(cadences, [("train", 0.01)] * 4)

@@ -95,6 +95,7 @@ def test_without_graphs_records_are_handed_on_as_they_are() -> None:
 def test_a_graph_that_was_captured_before_watching_began_is_unknown() -> None:
     events = Replays().expand(Process().launch().take())
     assert unknown(events) == [True] and made(events) == []
+    assert events["comm"].tolist() == events["sendbuff"].tolist(), "which graph it is stays known where nothing else is kept"
 
 
 def test_many_launches_of_several_processes_at_once() -> None:

@@ -261,8 +261,8 @@ def _part(member: Member, waits: list[Wait], *, stalled: bool, inside: bool) -> 
     if inside:
         return Part.KERNEL
     if _is_idle(member):
-        # What is queued for shared memory or NVLink does not show: its host may have called.
-        return Part.HOST if only_network(member) else Part.GPU
+        # What is queued for shared memory or NVLink does not show, nor what a graph replays until its GPU comes to it.
+        return Part.HOST if only_network(member) and not any(c.captured_plans for c in member.last.communicators) else Part.GPU
     amid = (
         sub.done < sub.nsteps and (sub.gpu_ready or sub.transmitted if operation.direction is Direction.SEND else sub.done > 0)
         for operation in member.last.operations if operation.phase is OpPhase.PROGRESS
