@@ -151,8 +151,7 @@ Subject = Hashable
 @dataclass(frozen=True, slots=True)
 class Fact:
     """One thing that a source saw. ``value`` is a quantity with the unit its kind names; ``describe`` makes the line of
-    evidence: of thousands of facts a few are ever shown. A source that has more to say returns a class of its own with more
-    fields.
+    evidence: of thousands of facts a few are ever shown. A source that has more to say returns a class of its own.
     """
 
     kind: FactKind

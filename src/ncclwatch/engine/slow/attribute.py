@@ -127,8 +127,8 @@ def posterior(odds: NDArray[np.float64], weights: Weights, idle: float) -> NDArr
 def likeliest(terms: Terms, chances: NDArray[np.float64], least: float, context: Context) -> Named | None:
     """Who most likely holds the job up, if that is likely enough.
 
-    Links and NICs at one place count together: which of them it is need not be plain. So do a rank alone and the pairs it is one
-    of, where who is the other is not plain. Ranks that nothing tells apart, since what joins them is hidden, are named together.
+    Links and NICs at one place count together: which of them it is need not be plain. So does all that a rank may be part of.
+    Ranks that nothing tells apart, since what joins them is hidden, are named together.
     """
     if not len(chances):
         return None
@@ -138,8 +138,8 @@ def likeliest(terms: Terms, chances: NDArray[np.float64], least: float, context:
         near = set(terms.members[best])
         at_place = [one in NETWORKS and not near.isdisjoint(of) for one, of in zip(terms.kinds, terms.members, strict=True)]
         chance = float(chances[at_place].sum())
-    elif kind in RANKS and chance < least:
-        best, chance = _one_rank(terms, chances)
+    elif len(terms.members[best]) > 1 if chance >= least else kind in RANKS:
+        best, chance = _at_fault(terms, chances, best)
     if chance >= least:
         return Named(best, terms.members[best], chance)
     if context.hidden is None or kind not in RANKS:
@@ -153,14 +153,18 @@ def likeliest(terms: Terms, chances: NDArray[np.float64], least: float, context:
     return Named(best, tuple(rank for _, rank in same), total) if total >= least else None
 
 
-def _one_rank(terms: Terms, chances: NDArray[np.float64]) -> tuple[int, float]:
-    """The rank that most likely is at fault, alone or with another, and the probability of that."""
+def _at_fault(terms: Terms, chances: NDArray[np.float64], best: int) -> tuple[int, float]:
+    """The likeliest candidate, or the one of its ranks that is most likely at fault, alone or with others. If that rank is, each
+    of the others must be so too with the probability from which somebody is named beside a network.
+    """
     total: dict[int, float] = defaultdict(float)
     for kind, members, chance in zip(terms.kinds, terms.members, chances.tolist(), strict=True):
-        for member in members if kind in RANKS else ():
+        for member in members if kind in WORK else ():
             total[member] += chance
-    best = max(total, key=lambda at: total[at])
-    return terms.members.index((best,)), total[best]
+    ranks = sorted(terms.members[best], key=lambda at: -total[at])
+    if len(ranks) > 1 and total[ranks[-1]] >= TABLE.name_from["beside"] * total[ranks[0]]:
+        return best, float(chances[best])
+    return terms.members.index((ranks[0],)), total[ranks[0]]
 
 
 def _finding(profile: Profile, context: Context, terms: Terms, named: Named, weights: Weights) -> Finding:

@@ -1,6 +1,4 @@
-"""A culprit of a slow job as it is found, and what is known besides the samples: who can be compared, who is together, and what
-the wire says of links.
-"""
+"""A culprit of a slow job, and what is known besides the samples: who can be compared, who is together, what the wire says."""
 
 from __future__ import annotations
 

@@ -122,13 +122,14 @@ def measure(profile: Profile, context: Context) -> Terms:
     sizes = [list(map(len, parts)) for parts in (workers, proxies, links)]
     measured = _excesses(profile, context, lost)
     alone, together = members_of(*RANKS), members_of(CandidateKind.HOST)
+    pairs = [at for at, one in enumerate(every) if one.kind is CandidateKind.TWO_RANKS]
     columns = {
         "activity": _sum(np.clip(straggler, -CREDIT, CREDIT), alone) + _sum(np.clip(pooled, -CREDIT, CREDIT), together),
         "ends": ends.ratio(now, past, np.sum(sizes, axis=0), lost, profile.looks),
-        "late": _match(measured["late"], workers, FLOORS["late"]),
-        "throttled": _match(measured["throttled"], workers, FLOORS["throttled"]),
-        "asleep": _match(measured["asleep"], members_of(*WORK, CandidateKind.NIC), FLOORS["asleep"]),
-        "delayed": _match(ends.delayed, links, FLOORS["delayed"]) * np.log1p(ends.delayed.max(initial=0.0) / FLOORS["delayed"]),
+        "late": _match(measured["late"], workers, FLOORS["late"], pairs),
+        "throttled": _match(measured["throttled"], workers, FLOORS["throttled"], pairs),
+        "asleep": _match(measured["asleep"], members_of(*WORK, CandidateKind.NIC), FLOORS["asleep"], pairs),
+        "delayed": _match(ends.delayed, links, FLOORS["delayed"], []) * np.log1p(ends.delayed.max(initial=0) / FLOORS["delayed"]),
     }
     seen = [[ends.links[at] for at in own if ends.links[at] in profile.links] for own in links]
     return Terms(
@@ -160,10 +161,11 @@ def _sum(values: Shares, members: Sequence[Sequence[int]]) -> Shares:
     return np.bincount(np.repeat(np.arange(len(sizes)), sizes), values[every], len(sizes)).astype(np.float64)
 
 
-def _match(values: Shares, members: Sequence[Sequence[int]], floor: float) -> Shares:
-    """How well an excess is that of a candidate's members alone, 0 to 1: a matched filter, squared."""
-    sizes = np.array([max(len(one), 1) for one in members], np.float64)
-    return np.asarray(_sum(values, members) ** 2 / sizes / (float((values**2).sum()) + floor**2))
+def _match(values: Shares, members: Sequence[Sequence[int]], floor: float, pairs: list[int]) -> Shares:
+    """How well an excess is that of a candidate's members alone, 0 to 1: a matched filter, squared. Both of ``pairs`` must."""
+    sizes, total = np.array([max(len(one), 1) for one in members], np.float64), _sum(values, members)
+    total[pairs] = [2.0 * values[list(members[at])].min() for at in pairs]
+    return np.asarray(total**2 / sizes / (float((values**2).sum()) + floor**2))
 
 
 # --- what ranks do -----------------------------------------------------------------------------------------------------------

@@ -165,10 +165,9 @@ RING = replace(
     Case("a collective ends late for it", [replace(one, holds=(*one.holds, link(2, 3, 0.3))) for one in LATER],
          context(0.5, hosts=1, late=late({3: 0.5})), never=[(Kind.HOST, (3,))]),
     Case("who waits for it inside the node, with a peer", INSIDE_NODE,
-         context(0.3, late=late({3: 0.3}), alike=PAIRS, equal=PAIRS), [(Kind.HOST, (3,))], disagrees="names nobody"),
+         context(0.3, late=late({3: 0.3}), alike=PAIRS, equal=PAIRS), [(Kind.HOST, (3,))]),
     Case("who waits for it inside the node, without peers", INSIDE_NODE,
-         context(0.3, late=late({3: 0.3}), alike=PAIRS, equal=np.full(RANKS, -1)), [(Kind.HOST, (3,))],
-         disagrees="names nobody"),
+         context(0.3, late=late({3: 0.3}), alike=PAIRS, equal=np.full(RANKS, -1)), [(Kind.HOST, (3,))]),
     Case("who waits for it inside the node, unseen", INSIDE_NODE,
          context(0.3, late=late({3: 0.3}), alike=PAIRS, equal=PAIRS, unseen=np.arange(RANKS) == 2), [(Kind.HOST, (3,))]),
 )  # fmt: skip
@@ -401,6 +400,20 @@ def test_two_ranks_are_named_where_both_are_plain_and_else_the_plainer_one() -> 
     found = likeliest(terms, np.array([0.1, 0.05, 0.0, 0.6, 0.2]), 0.65, context(0.5))
     assert found is not None and found.members == (3,) and found.chance == pytest.approx(0.9), "whoever the other is"
     assert likeliest(terms, np.array([0.3, 0.2, 0.1, 0.2, 0.1]), 0.65, context(0.5)) is None
+    found = likeliest(terms, np.array([0.25, 0.0, 0.0, 0.74, 0.0]), 0.65, context(0.5))
+    assert found is not None and found.members == (3,), "it is at fault by itself once in four"
+    assert found.chance == pytest.approx(0.99)
+    found = likeliest(terms, np.array([0.1, 0.1, 0.0, 0.7, 0.0]), 0.65, context(0.5))
+    assert found is not None and (found.members, found.chance) == ((3, 5), 0.7), "if one is, so is the other"
+
+
+def test_of_a_host_whose_one_rank_may_be_all_of_it_that_rank_is_named() -> None:
+    terms = blank([CandidateKind.RANK, CandidateKind.HOST], [(2,), (2, 3)])
+    found = likeliest(terms, np.array([0.27, 0.72]), 0.65, context(0.5))
+    assert found is not None and found.members == (2,) and found.chance == pytest.approx(0.99)
+    found = likeliest(terms, np.array([0.02, 0.9]), 0.65, context(0.5))
+    assert found is not None and found.members == (2, 3)
+    assert likeliest(terms, np.array([0.4, 0.5]), 0.65, context(0.5)) is None, "whole hosts are not guessed at"
 
 
 def test_links_and_nics_of_one_place_count_together() -> None:

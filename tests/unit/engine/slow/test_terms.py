@@ -261,6 +261,16 @@ def test_two_that_are_slow_side_by_side() -> None:
         assert together > term(terms, name, CandidateKind.RANK, (5,)) and together > max(others), name
 
 
+def test_what_is_measured_of_one_is_none_of_two() -> None:
+    """Two are slow by themselves only where both show it: who merely seems to work beside a late host is not late."""
+    both = with_past([sample([own(3, 0.4), own(5, 0.4)], {3, 5}, but(3, 5))] * 12)
+    one = measure(profile(both), known(late=late({3: 0.5})))
+    assert term(one, "late", CandidateKind.RANK, (3,)) > 0.9
+    assert term(one, "late", CandidateKind.TWO_RANKS, (3, 5)) < 0.1
+    two = measure(profile(both), known(late=late({3: 0.5, 5: 0.5})))
+    assert term(two, "late", CandidateKind.TWO_RANKS, (3, 5)) > 0.9
+
+
 def test_two_that_are_one_host_are_that_host() -> None:
     terms = measure(profile(CALM), known(hosts=4))
     pairs = [who for kind, who in zip(terms.kinds, terms.members, strict=True) if kind is CandidateKind.TWO_RANKS]
