@@ -140,11 +140,10 @@ def test_a_healthy_job_is_silent_and_a_frozen_rank_is_named_live(way: str) -> No
             assert watcher.end() == 0
 
 
-@pytest.mark.parametrize("way", ["graph", *(["P2P-graph"] if ONE_HOST and not STANDIN else [])])
-def test_a_rank_that_replays_once_less_is_named_live(way: str) -> None:
-    """Launches are counted where the job calls the CUDA runtime."""
+def test_a_rank_that_replays_once_less_is_named_live() -> None:
+    """It hangs one operation apart. Not over P2P: the graph is captured before anybody watches, and memory shows nothing."""
     arguments = ("--graph", "--gate", "--iterations", "45", "--hold", "--late-ms", "10")
-    with replace(WAYS[way], arguments=arguments).job({VICTIM: ("--omit", "40")}) as job:
+    with replace(WAYS["graph"], arguments=arguments).job({VICTIM: ("--omit", "40")}) as job:
         for rank in range(RANKS):
             job.wait_line(rank, "ready")
         with live(*pids(job)) as watcher:
@@ -152,7 +151,7 @@ def test_a_rank_that_replays_once_less_is_named_live(way: str) -> None:
             job.open_gate()
             verdict = watcher.wait_for("verdict")["verdict"]
             assert watcher.end() == 0
-    print(f"\n{way}: {verdict['summary']}")
+    print(f"\n{verdict['summary']}")
     assert verdict["class"] == "not-entered", verdict
     assert [culprit["rank"] for culprit in verdict["culprits"]] == [VICTIM], verdict
 
@@ -167,9 +166,9 @@ def test_a_rank_that_becomes_late_is_named_live(way: str) -> None:
 
 
 @pytest.mark.skipif(STANDIN, reason="GPU layer: the stand-in launches no kernels of the job")
-@pytest.mark.parametrize("way", EAGER_AND_GRAPH)
+@pytest.mark.parametrize("way", ["as-NCCL-likes", "graph"])
 def test_a_gpu_that_becomes_slow_is_named_live(way: str) -> None:
-    """Its kernel before each operation takes 60 ms more. All hosts go on alike."""
+    """Its kernel before each operation takes 60 ms more. All hosts go on alike. Over P2P nothing shows whose GPU it is."""
     told_slow(way, ("--late-ms", "10", "--compute-ms", "2"), ("--slow-at", "400", "--slow-compute-ms", "60"))
 
 
