@@ -35,15 +35,15 @@ from torch.nn.parallel import DistributedDataParallel
 rank, world, slow, slow_at = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), sys.argv[1], int(sys.argv[2])
 torch.cuda.set_device(0)
 dist.init_process_group("nccl", init_method="file://" + os.environ["MEETING"], rank=rank, world_size=world)
-layers = [layer for _ in range(8) for layer in (torch.nn.Linear(1024, 1024), torch.nn.ReLU())]
-model = DistributedDataParallel(torch.nn.Sequential(*layers).cuda(), bucket_cap_mb=8)
+layers = [layer for _ in range(8) for layer in (torch.nn.Linear(256, 256), torch.nn.ReLU())]
+model = DistributedDataParallel(torch.nn.Sequential(*layers).cuda(), bucket_cap_mb=1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 other = torch.randn(8192, 8192, device="cuda")
 for step in range(1 << 30):
     time.sleep(0.02)
     if slow == "loader" and step >= slow_at:
         time.sleep(0.3)
-    batch = torch.randn(256, 1024, device="cuda")
+    batch = torch.randn(64, 256, device="cuda")
     if slow == "gpu" and step >= slow_at:
         for _ in range(10):
             other @ other

@@ -25,7 +25,17 @@ def way_and_fault(path: Path) -> tuple[str, str]:
 def test_every_protocol_algorithm_and_fault_is_there() -> None:
     found = {way_and_fault(path) for path in FILES}
     ways = {way for way, _ in found}
-    assert {"LL128-ring", "LL-tree", "Simple-tree", "as-NCCL-likes", "graph", "P2P", "P2P-graph"} <= ways
+    assert {
+        "LL-ring",
+        "Simple-ring",
+        "LL128-ring",
+        "LL-tree",
+        "Simple-tree",
+        "as-NCCL-likes",
+        "graph",
+        "P2P",
+        "P2P-graph",
+    } <= ways
     assert found == {(way, fault) for way in ways for fault in FAULTS}
 
 
