@@ -138,7 +138,7 @@ def likeliest(terms: Terms, chances: NDArray[np.float64], least: float, context:
         near = set(terms.members[best])
         at_place = [one in NETWORKS and not near.isdisjoint(of) for one, of in zip(terms.kinds, terms.members, strict=True)]
         chance = float(chances[at_place].sum())
-    elif len(terms.members[best]) > 1 if chance >= least else kind in RANKS:
+    elif (len(terms.members[best]) > 1 and chance >= least) or (kind in RANKS and chance < least):
         best, chance = _at_fault(terms, chances, best)
     if chance >= least:
         return Named(best, terms.members[best], chance)
