@@ -162,7 +162,7 @@ def _sum(values: Shares, members: Sequence[Sequence[int]]) -> Shares:
 
 
 def _match(values: Shares, members: Sequence[Sequence[int]], floor: float, pairs: list[int]) -> Shares:
-    """How well an excess is that of a candidate's members alone, 0 to 1: a squared matched filter. Both of a pair must show it."""
+    """How well an excess is of a candidate's members alone, 0 to 1: a squared matched filter. Both of a pair must have it."""
     sizes, total = np.array([max(len(one), 1) for one in members], np.float64), _sum(values, members)
     total[pairs] = [2.0 * values[list(members[at])].min() for at in pairs]
     return np.asarray(total**2 / sizes / (float((values**2).sum()) + floor**2))
