@@ -35,8 +35,7 @@ MOST_PEERS = 8
 MOST_CALLERS = 128
 """Bound: processes of which sends and receives are compared: each costs a walk through its kept calls."""
 ASKED_OF_THE_BEHIND = 64
-"""Bound: so many of the ranks that have not called an operation are asked whether they wait in an earlier one: one is enough.
-"""
+"""Bound: so many of the ranks that have not called an operation are asked whether they wait in an earlier one: one does."""
 
 
 # --- drawn of every rank -----------------------------------------------------------------------------------------------
@@ -262,7 +261,8 @@ def _by_memory(job: Job, member: Member) -> Iterator[tuple[Group, int]]:
 def _messages_of_less(case: Case) -> Iterator[tuple[Member, Group, int]]:
     """Whose message a rank that has begun nothing may wait for: of an end that has called less, or of one that waits for that."""
     members = dict(_may_wait_inside(case))
-    less = {member.index for member in members if any(called_less_often(case.job, member))}
+    behind = {case.job.groups[number].members[rank][0].index for number, one in case.findings.items() for rank in one.behind}
+    less = {member.index for member in members if member.index in behind or any(called_less_often(case.job, member))}
     others = [member for member, idle in members.items() if not idle and member.index not in less]
     led = less | case.waits.behind(map(RankNode, less)) if less and others else less
     for member, group, own in ((one, *held) for one in others if led for held in case.job.held_by(one)):
