@@ -62,7 +62,39 @@ def watched(job: HasPids, name: str) -> Iterator[Live]:
         yield stack.enter_context(live(*pids(job)))
 
 
-class GpuJob:
+class Ranks:
+    """The processes of a job and the folder of their logs; a context manager that ends them all."""
+
+    def __init__(self, ranks: int, prefix: str) -> None:
+        self.ranks = ranks
+        self.folder = Path(tempfile.mkdtemp(prefix=prefix))
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, rank: int, command: Sequence[str], env: Mapping[str, str]) -> None:
+        """What it says goes into its log."""
+        with self.log_path(rank).open("wb") as log:
+            self.processes.append(
+                subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(env), cwd=ROOT)
+            )
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+
+    def log_path(self, rank: int) -> Path:
+        return self.folder / f"rank{rank}.log"
+
+    def lines(self, rank: int) -> list[str]:
+        return self.log_path(rank).read_text(errors="replace").splitlines()
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.processes]
+
+
+class GpuJob(Ranks):
     """Ranks that share one GPU; a context manager that ends them all.
 
     ``same_host`` puts them on one host where NCCL allows several ranks on a GPU (2.30 and later): then P2P joins them, else
@@ -81,12 +113,11 @@ class GpuJob:
         nccl: str = VERSION,
         preload: bool = False,
     ) -> None:
-        self.ranks, self.arguments, self.late = ranks, list(arguments), dict(late or {})
+        super().__init__(ranks, "ncclwatch-gpu-")
+        self.arguments, self.late = list(arguments), dict(late or {})
         self.same_host, self.nccl, self.preload = same_host, nccl, preload
         self.env = {"NCCL_PROFILER_PLUGIN": str(build_shim())} if shim else {}
         self.env |= env or {}
-        self.folder = Path(tempfile.mkdtemp(prefix="ncclwatch-gpu-"))
-        self.processes: list[subprocess.Popen[bytes]] = []
 
     def environment(self, rank: int) -> dict[str, str]:
         env = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
@@ -113,32 +144,11 @@ class GpuJob:
     def __enter__(self) -> Self:
         for rank in range(self.ranks):
             command = [sys.executable, str(HERE / "rank.py"), str(self.folder), *self.arguments, *self.late.get(rank, ())]
-            with self.log_path(rank).open("wb") as log:
-                self.processes.append(
-                    subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(rank), cwd=ROOT
-                    )
-                )
+            self.start(rank, command, self.environment(rank))
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for process in self.processes:
-            process.kill()
-        for process in self.processes:
-            process.wait()
-
-    def log_path(self, rank: int) -> Path:
-        return self.folder / f"rank{rank}.log"
-
-    def lines(self, rank: int) -> list[str]:
-        return self.log_path(rank).read_text(errors="replace").splitlines()
 
     def pid(self, rank: int) -> int:
         return self.processes[rank].pid
-
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self.processes]
 
     def iterations(self, rank: int) -> int:
         return sum(line.startswith("iteration ") for line in self.lines(rank))

@@ -6,18 +6,15 @@ import importlib.util
 import json
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import pytest
 
-from gpu.gpujob import watched
+from gpu.gpujob import Ranks, watched
 from testbed.watcher import pids, run
 
 NO_GPU = not Path("/dev/nvidia0").exists()
@@ -57,13 +54,12 @@ for step in range(1 << 30):
 """DistributedDataParallel whose hosts run ahead of their GPUs. One rank's loader, or its GPU, becomes slow."""
 
 
-class Training:
-    """A job of PyTorch; a context manager that ends all ranks. ``victim`` becomes slow as ``slow`` says."""
+class Training(Ranks):
+    """A job of PyTorch. ``victim`` becomes slow as ``slow`` says."""
 
     def __init__(self, ranks: int = 2, *, victim: int = -1, slow: str = "no", slow_at: int = 0) -> None:
-        self.ranks, self.victim, self.arguments = ranks, victim, [slow, str(slow_at)]
-        self.folder = Path(tempfile.mkdtemp(prefix="ncclwatch-torch-"))
-        self.processes: list[subprocess.Popen[bytes]] = []
+        super().__init__(ranks, "ncclwatch-torch-")
+        self.victim, self.arguments = victim, [slow, str(slow_at)]
 
     def __enter__(self) -> Self:
         for rank in range(self.ranks):
@@ -71,32 +67,20 @@ class Training:
             # Before 2.30 ranks may share a GPU only as different hosts.
             own |= {"NCCL_HOSTID": f"host{rank}", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
             arguments: Sequence[str] = self.arguments if rank == self.victim else ("no", "0")
-            with (self.folder / f"rank{rank}.log").open("wb") as log:
-                command = [sys.executable, "-c", TRAINING, *arguments]
-                self.processes.append(subprocess.Popen(command, env=os.environ | own, stdout=log, stderr=log))
+            self.start(rank, [sys.executable, "-c", TRAINING, *arguments], os.environ | own)
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for process in self.processes:
-            process.kill()
-        for process in self.processes:
-            process.wait()
-
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self.processes]
 
     def steps(self) -> int:
         """How far the last rank is."""
-        logs = [(self.folder / f"rank{rank}.log").read_text(errors="replace").splitlines() for rank in range(self.ranks)]
-        return min((int(lines[-1].split()[1]) if lines and lines[-1].startswith("step ") else 0) for lines in logs)
+        last = ["".join(self.lines(rank)[-1:]) for rank in range(self.ranks)]
+        return min(int(line.split()[1]) if line.startswith("step ") else 0 for line in last)
 
     def wait_steps(self, more: int, timeout: float = 120) -> None:
         """Until every rank has made so many more steps."""
         wanted, deadline = self.steps() + more, time.monotonic() + timeout
         while self.steps() < wanted:
             ended = [rank for rank, process in enumerate(self.processes) if process.poll() is not None]
-            assert not ended and time.monotonic() < deadline, (self.folder / f"rank{(ended or [0])[0]}.log").read_text()[-2000:]
+            assert not ended and time.monotonic() < deadline, self.lines((ended or [0])[0])[-12:]
             time.sleep(0.1)
 
 

@@ -145,7 +145,7 @@ class Cadence:
     first: list[Iteration] = field(default_factory=list)
     """The first iterations since records were last lost: from there on their numbers count what was called."""
     called: bool = False
-    """Whether the process calls NCCL itself. Then launches of graphs do not count: most hold other work, of any number."""
+    """Whether the process calls NCCL itself. Launches of graphs count only where it does not: most hold other work."""
     generation: int = 0
     """Rises when another period was found: durations before and after must not be compared."""
     period: Period = NONE
@@ -305,19 +305,18 @@ class Cadences:
                     self.of[key].lose()
             return
         calls, bounds = by_process(events if self.ordered else events[:0])
-        made, operation = _calls(calls), ~np.isin(calls["function"], MARKS)
-        launches = calls["function"] == Function.GRAPH_LAUNCH
+        made, launches = _calls(calls), calls["function"] == Function.GRAPH_LAUNCH
+        operations = ~launches & ~np.isin(calls["function"], MARKS)
         for start, end in pairwise(bounds):
-            key, own = (source, int(calls["pid"][start])), operation[start:end]
+            key, own, launched = (source, int(calls["pid"][start])), operations[start:end], launches[start:end]
             order = self.orders.setdefault(key, CallOrder())
             order.room = min(MOST_CALLS, max(FEWEST_CALLS, ALL_CALLS // len(self.orders)))
-            called = own & ~launches[start:end]
-            order.add(calls[start:end][~launches[start:end]])
-            if self.timed and own.any():
+            order.add(calls[start:end][~launched])
+            if self.timed and (own | launched).any():
                 known = self.of.setdefault(key, Cadence())
-                if called.any() and not known.called:
+                if own.any() and not known.called:
                     known = self.of[key] = Cadence(called=True, generation=known.generation)
-                known.add(made[start:end][called if known.called else own])
+                known.add(made[start:end][own if known.called else launched])
 
     def of_members(self, job: Job) -> list[Cadence | None]:
         """The cadences of a job's processes, in their order."""

@@ -113,7 +113,7 @@ class Replays:
         held = [self._executables.get(handle) for handle in handles.tolist()]
         unknown = np.array([calls is None for calls in held])[which]
         events["flags"][at[unknown]] |= np.uint16(Flag.UNKNOWN_GRAPH)
-        # Of a process's graphs each is another call (``collect.cadence``), and what follows keeps no ``sendbuff``.
+        # Each graph of a process is another call (``collect.cadence``), and ``sendbuff`` is not kept.
         events["comm"][at[unknown]] = events["sendbuff"][at[unknown]]
         more = np.array([0 if calls is None else len(calls) for calls in held])[which]
         if not more.any():

@@ -43,7 +43,7 @@ class PortErrors(Fact):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortDown(Fact):
     """A NIC that is or was down, from ``since`` to ``until`` in seconds since the epoch; ``None`` where nobody saw it go down,
-    and for one that still is. ``change``: what its link did last, if that took it down. Else as :class:`PortErrors`.
+    and for one that still is. ``change``: what its link did last, if that took it down. The rest as :class:`PortErrors`.
     """
 
     kind: FactKind = FactKind.PORT_DOWN

@@ -154,8 +154,8 @@ def likeliest(terms: Terms, chances: NDArray[np.float64], least: float, context:
 
 
 def _at_fault(terms: Terms, chances: NDArray[np.float64], best: int) -> tuple[int, float]:
-    """The likeliest candidate, or the one of its ranks that is most likely at fault, alone or with others. If that rank is, each
-    of the others must be so too with the probability from which somebody is named beside a network.
+    """The likeliest candidate, or that rank of it alone which is most likely at fault, alone or with others. Given that it is,
+    each other rank must be so too with the probability from which somebody is named beside a network.
     """
     total: dict[int, float] = defaultdict(float)
     for kind, members, chance in zip(terms.kinds, terms.members, chances.tolist(), strict=True):
