@@ -288,7 +288,7 @@ class _Inside:
             yield self._possible(group, member, peer, channel)
 
     def _moved(self, row: int, peer: int, *, sends: bool) -> int | None:
-        """A GPU's steps in another's operation; all if that is gone and a later one came: they end in order. ``None``: unknown."""
+        """A GPU's steps in another's operation; all if that is gone and a later came: they end in order. ``None``: unknown."""
         rows, t = self._of(row, peer, sends=sends), self.transfers
         if rows:
             return t.end(rows[0]).sub.of_gpu(sends=sends) if len(rows) == 1 else None
