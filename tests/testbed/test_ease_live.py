@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ncclwatch.cli.live import LiveSession
+from ncclwatch.collect import ease
 from ncclwatch.engine.slow import watch
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from testbed.job import Job
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.attach, pytest.mark.quiet]
 
 RANKS, VICTIM = 3, 1
 WIDEST_S = 60.0
-CALM_S = 6.0
+CALM_S = 5.0
 SETTLES_S = 90.0
 HANG_FLOOR_S = 5.0
 LATE_S = 6.0
@@ -27,8 +28,9 @@ LATE_S = 6.0
 
 @contextmanager
 def calm(monkeypatch: pytest.MonkeyPatch, *extra: str) -> Iterator[tuple[Job, LiveSession]]:
-    """A job that is looked at rarely by now: no look in six seconds."""
+    """A job that is looked at rarely by now: no look in five seconds."""
     monkeypatch.setattr(watch, "SETTLED_SAMPLES", 6)
+    monkeypatch.setattr(ease, "STEADY_S", 3.0)
     with Job("2.27.5", RANKS, "allreduce", "mixed", count=20_000, extra=("--compute-us", "250000", *extra)) as job:
         session = LiveSession(every=False, widest_s=WIDEST_S)
         try:

@@ -36,7 +36,6 @@ YOUNG_OPERATIONS = 3
 """Unit: operations; a communicator that has launched fewer has just begun. From: chosen: kernels load, caches are cold."""
 BARRIER_ELEMENTS = 1
 """Fact: elements of the AllReduce that a barrier is in PyTorch (ProcessGroupNCCL.cpp, barrier), and by CCL-D 4.2.1."""
-
 REMEMBERED, MAX_KINDS = 16, 4096
 """Bound: standstills that are remembered of a kind of operation, and kinds: those of jobs that are over are the longest unmet."""
 

@@ -122,6 +122,11 @@ class IterationWatch:
         """The mean of the last iterations, seconds."""
         return sum(self._recent) / len(self._recent) if self._recent else None
 
+    @property
+    def slow_s(self) -> float:
+        """For how many seconds iterations have been slow; 0 while the job runs as it did."""
+        return max(self._last_end, self._open.end if self._open else 0.0) - self.slow.since if self.slow else 0.0
+
     def limit(self) -> float:
         """The duration from which on an iteration is slow, seconds; infinite while nothing is usual."""
         return float(_edges(self.usual)[SLOW_FROM - 1]) if self.known else float("inf")

@@ -26,7 +26,6 @@ from ncclwatch.model.verdict import SlowKind as Kind
 
 Pair = tuple[ProcessKey, ProcessKey]
 """Sender and receiver of a link."""
-
 FEWEST_PAST = 4
 """Samples below which a stretch, slow or healthy, is not used: of fewer a share is mostly chance. Unit: samples. From: the
 standard error of a share of four samples is a quarter, as much as a straggler costs that is worth naming at once.

@@ -27,7 +27,6 @@ from ncclwatch.model.job import Job
 Indices = NDArray[np.int64]
 Name = tuple[int, str, int]
 """(group, function, how many of these were before it in the iteration)"""
-
 DRIFT = 1e-4
 """Fact: two common quartzes, each wrong by 50 ppm: what bounds an offset now bounds it less closely the older it is."""
 KEPT_OPERATIONS = 1 << 16

@@ -16,7 +16,6 @@ Shares = NDArray[np.float64]
 
 OWN = (Part.GPU, Part.HOST, Part.KERNEL)
 """Parts that are a rank's own work."""
-
 INFERRED = 0.25
 """What a look counts at which the kernel of a rank does not show. Unit: looks. From: cross-validation by job on 69 recordings:
 with 1 an onlooker in shared memory is named beside the culprit in two of them, with 0.25 in none, and no culprit is lost.

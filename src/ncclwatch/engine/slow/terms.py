@@ -25,7 +25,6 @@ from ncclwatch.model.rows import distinct
 
 Members = tuple[int, ...]
 """Ranks by their place in the profile's processes."""
-
 PAIRED = 8
 """Bound: of so many ranks, those that most likely work in the lost time, each two are a candidate."""
 SEVERAL = 0.1

@@ -34,6 +34,8 @@ KEPT_SAMPLES = 240
 """Bound: samples of a job that are kept: four minutes of one a second."""
 SETTLED_SAMPLES = 60
 """Bound: samples of a healthy job, after which they are taken seldom; a straggler is named by ten that are slow."""
+BRIEF_S = 5.0
+"""Bound: seconds of slow iterations without more samples: on full cores these would make iterations slow for longer."""
 WINDOW_SAMPLES = 120
 """Bound: the newest of a slow-down that are judged; who is at fault may change."""
 SEARCHING_SAMPLES = 60
@@ -185,7 +187,7 @@ class SlowWatch:
             return False
         self._follow_iterations(job, watch, heard_s)
         iterations, enough = watch.iterations, len(watch.looks) + len(watch.idle) >= SETTLED_SAMPLES
-        return enough and iterations.known and iterations.slow is None and iterations.far_longer() is None
+        return enough and iterations.known and iterations.slow_s < BRIEF_S and iterations.far_longer() is None
 
     def searches(self, job: Job) -> bool:
         """Whether more samples are wanted: a job is slow, and nobody is named, or a network beside which work shows later, or a

@@ -21,7 +21,6 @@ from ncclwatch.model.state import Communicator, ProcessSample
 
 LARGEST_WORLD = 1 << 20
 """Bound: ranks: ten times the largest job designed for. What a target claims beyond it would only fill memory."""
-
 SPECIMENS = 128
 """Bound: processes: at most two for each of 64 stages, the deepest pipelines in use."""
 GATHER, SCATTER, SUM = int(Function.ALL_GATHER), int(Function.REDUCE_SCATTER), int(Function.ALL_REDUCE)

@@ -32,7 +32,6 @@ SETTLED_GROWTH = 2.0
 """Bound: the same once a pattern was confirmed: all learning together costs no more than twice the last."""
 EARLY = 1_000_000
 """Bound: records kept until the first samples say whose they are."""
-
 SHOWN = 3
 """Bound: lines on where victims are."""
 LATEST = 4

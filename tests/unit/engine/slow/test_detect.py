@@ -57,6 +57,13 @@ def test_a_slow_down_is_repeated_and_dated() -> None:
     assert (slow.iterations, slow.slow) == (3, 3) and slow.lost_share == pytest.approx(0.5, abs=0.01)
 
 
+def test_for_how_long_a_job_is_slow() -> None:
+    assert watched(QUIET).slow_s == 0.0
+    assert watched([*QUIET, 2.0, 2.0, 2.0]).slow_s == pytest.approx(6.0)
+    assert with_open([*QUIET, 2.0, 2.0, 2.0], 1.5).slow_s == pytest.approx(7.5), "the iteration at hand counts"
+    assert watched([*QUIET, *[2.0] * 10, *[1.0] * 15]).slow_s == 0.0
+
+
 def test_a_tenth_more_in_quiet_iterations_is_slow() -> None:
     slow = slow_down([*QUIET, *[1.1] * 8])
     assert slow is not None and slow.ratio == pytest.approx(0.1, abs=0.01)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ncclwatch.engine.live import LiveDiagnosis
+from ncclwatch.engine.slow import watch
 from ncclwatch.engine.slow.snapshot import Activity
 from ncclwatch.engine.slow.watch import SEARCHING_SAMPLES
 from ncclwatch.model.state import ProcessSample
@@ -74,6 +75,27 @@ def accusations(said: list[tuple[float, Verdict]]) -> list[tuple[float, Verdict]
 def test_looks_of_several_moments_name_nobody() -> None:
     """Who waits for whom in a job that runs cannot be told from hosts looked at half a second apart."""
     assert accusations(judged(load(SCENARIOS / "s2-slow-link.toml"), 10.0, apart_s=0.6)) == []
+
+
+def test_more_samples_are_taken_once_a_job_has_been_slow_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lasts a moment is no reason: on full cores samples would make the moment longer."""
+    monkeypatch.setattr(watch, "SETTLED_SAMPLES", 3)
+    settles, said = LiveDiagnosis.update, []
+
+    def update(live: LiveDiagnosis, samples: Sequence[ProcessSample]) -> Verdict:
+        verdict = settles(live, samples)
+        heard = {sample.process.host: max(s.time_ns for s in samples) / 1e9 for sample in samples}
+        few = all(live.slow.settles(job, verdict, heard) for job, verdict in live.judged)
+        slow_s = max(one.iterations.slow_s for one in live.slow._jobs.values())
+        said.append((few, slow_s))
+        return verdict
+
+    monkeypatch.setattr(LiveDiagnosis, "update", update)
+    judged(load(SCENARIOS / "s1-slow-gpu.toml"), 18.0)
+    healthy = [few for few, slow_s in said if slow_s == 0]
+    assert healthy[-1], "all was well"
+    assert {few for few, slow_s in said if 0 < slow_s < watch.BRIEF_S} == {True}
+    assert {few for few, slow_s in said if slow_s >= watch.BRIEF_S} == {False}
 
 
 @pytest.mark.parametrize("name", ["s1-slow-gpu", "s2-slow-link"])
