@@ -25,14 +25,12 @@ LISTED, LISTED_CELLS = 6, 60
 """Bound: communicators with unobserved ranks that are listed, and letters for whose; of more only the number is told."""
 FACTS_SHOWN = 6
 """Bound: facts of one kind by one rule that the trail shows; of more only the number is told."""
-
 SEVERITY = (
     VerdictClass.RUNNING, VerdictClass.IDLE, VerdictClass.UNKNOWN, VerdictClass.SLOW_MIXED, VerdictClass.SLOW_COMMUNICATION,
     VerdictClass.SLOW_COMPUTATION, VerdictClass.ERROR, VerdictClass.INIT_HANG, VerdictClass.HARDWARE, VerdictClass.INCONSISTENT,
     VerdictClass.NOT_ENTERED, VerdictClass.DEADLOCK, VerdictClass.STOPPED, VerdictClass.DEAD,
 )  # fmt: skip
 """From nothing wrong to a cause the operating system states outright."""
-
 ORDER_NOT_TOLD = "which of them broke the order, or left a call out: memory does not keep the order of finished calls"
 NOT_TOLD = {
     Cause.COUNTED_OTHER: "which call it was: memory does not keep the order of finished calls",

@@ -161,10 +161,9 @@ class IterationWatch:
         kept = [*self.healthy, *([at_hand] if at_hand is not None else [])]
         start = change_point(np.array([iteration.duration for iteration in kept]))
         if start is not None:
-            since, self.slow = list(self.healthy)[start:], _State(kept[start].begin)
+            # All of them tell what is slow: by the first few alone it would seem over before the next pause.
+            self.slow = _State(kept[start].begin, [iteration.duration for iteration in list(self.healthy)[start:]])
             self.healthy = deque(kept[:start], maxlen=LEARNED)
-            for iteration in since:
-                self._go_on(iteration)
 
     def _go_on(self, iteration: Iteration) -> None:
         """One more iteration of a slow-down: it may end it, or be the beginning of a worse one."""

@@ -57,7 +57,6 @@ TERM_WORDS = {
     "delayed": "round trips on its links have grown",
 }
 """The terms of the likelihood (terms.TERMS) in words."""
-
 BEFORE_ALL = " in forward of micro-batch 0"
 
 

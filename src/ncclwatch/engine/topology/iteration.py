@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ncclwatch.collect.cadence import INNER_S, Tokens
 from ncclwatch.collect.functions import TYPES
 from ncclwatch.collect.ledger import POINT_TO_POINT, mix
+from ncclwatch.collect.specimens import FUNCTIONS
 from ncclwatch.engine.topology.job_map import GATHER, SCATTER, SUM
 from ncclwatch.model.events import Function
 from ncclwatch.model.rows import distinct
@@ -318,8 +319,9 @@ def _raw_tokens(operations: NDArray[Any]) -> Tokens:
     """Fingerprints of operations within one process; lone calls and parts of grouped ones differ."""
     point = np.isin(operations["function"], POINT_TO_POINT)
     count = np.where(point, 0, operations["count"])
-    for row, function in np.unique(operations[["row", "function"]]).tolist():
-        own = (operations["row"] == row) & (operations["function"] == function)
+    kind = operations["row"].astype(np.int64) * FUNCTIONS + operations["function"]
+    for one in distinct(kind).tolist():
+        own = kind == one
         if varies(len(distinct(count[own])), int(np.count_nonzero(own))):
             count[own] = 0
     joined = np.zeros(len(operations), np.bool_)
