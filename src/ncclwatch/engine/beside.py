@@ -291,7 +291,6 @@ OF_MAD = 1.4826
 """Fact: standard deviation of a normal distribution over its median absolute deviation."""
 POLISHES = 3
 """Bound: rounds of the median polish; more change nothing."""
-
 _CALLED = {FlowKind.RDMA: "completion of work requests", FlowKind.SOCKET: "TCP round trip"}
 
 

@@ -23,7 +23,6 @@ from ncclwatch.model.verdict import Verdict, VerdictClass
 
 MOST_ROUNDS = 256
 """Bound: times that the graph is solved at most: in a pipeline every stage may lead to the next, twice over."""
-
 NOTHING_OBSERVED = Verdict(
     VerdictClass.UNKNOWN, "no NCCL process is observed", next_steps=("run `ncclwatch ps` on the job's node",)
 )

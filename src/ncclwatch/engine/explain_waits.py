@@ -58,9 +58,7 @@ def unseen(case: Case) -> Iterator[Hypothesis]:
 
 
 def inside_node(case: Case) -> Iterator[Hypothesis]:
-    """All waits end in one node, at a GPU that stands still there and those that NVLink hides behind it: named together, as all
-    have called as much.
-    """
+    """All waits end in one node, at a GPU that stands still there and those that NVLink hides behind it: all are named."""
     job, ends, hidden = case.job, case.waits.ends, [sink for sink in case.waits.ends.unseen if sink.waits]
     nodes = [node for sink in hidden if isinstance(node := sink.nodes[0], HiddenNode)]
     if not hidden or len(nodes) < len(hidden) or ends.ranks or ends.links or ends.cycles or ends.beside_absent:

@@ -58,8 +58,7 @@ class Update:
 
     ``told``: verdicts that accuse and did not stand at the update before; ``answers``: what is to be said, however short the
     standstill, to somebody who asked. ``flows``: connections over a network; ``work``: windows of work requests and sockets;
-    ``orders``: what is to be counted now, for whoever can reach the nodes. ``finished``: why the session is over, empty while it
-    goes on.
+    ``orders``: what is to be counted now, for whoever can reach the nodes. ``finished``: why the session is over, if it is.
     """
 
     now_ns: int
@@ -123,8 +122,7 @@ class DiagnosisSession:
     ``feed`` takes batches as they come, ``judge`` says what stands. Times given are CLOCK_MONOTONIC of the judging machine in
     nanoseconds (of a recording: the recorded ones). What surfaces ask of it are its properties; who knows more than the
     batches say (a collector of this node) answers for itself. ``verdicts``: one for each job, worst first; ``windows``: the
-    newest of every process; ``network``: what every node last said of its NICs; ``lost``: call records lost since the
-    beginning.
+    newest of every process; ``network``: what every node last said of its NICs; ``lost``: call records lost in all.
     """
 
     def __init__(self, diagnosis: LiveDiagnosis | None = None) -> None:

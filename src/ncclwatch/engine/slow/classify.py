@@ -22,9 +22,7 @@ from ncclwatch.model.verdict import SlowKind as Kind
 RARELY = 0.6
 """Bound: part of the iterations up to which who begins them late is late now and then; it decides on words alone."""
 FELL = 0.65
-"""A rank is short of CPUs when the part of its runnable time in which it runs falls to this part of what it was. Unit: ratio.
-From: chosen; half as many CPUs as threads that want them make it a half.
-"""
+"""A rank lacks CPUs when the part of its runnable time in which it runs falls so low. Unit: ratio to its past. From: chosen."""
 LEAST_WAIT = 0.3
 """Threads waiting for a CPU on average: fewer delay nothing. Unit: threads. From: chosen; NCCL's proxy polls with one."""
 HEAVY_WAIT = 1.0

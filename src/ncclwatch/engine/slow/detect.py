@@ -24,9 +24,7 @@ LEARNED = 200
 FEWEST_HEALTHY = 8
 """Iterations before anything is called usual. Unit: iterations. From: the prior counts as thirty; fewer hardly change it."""
 LEAST_RATIO = 1.05
-"""A change that costs less than a twentieth of an iteration is not worth anybody's time. Unit: ratio of means. From: CCL-D's
-smallest injected slow-down is more.
-"""
+"""A smaller change is not worth anybody's time. Unit: ratio of means. From: CCL-D's smallest injected slow-down is more."""
 WORSE_RATIO = 1.5
 """A slow-down so much worse, or milder, is another. Unit: ratio of means. From: chosen; costs a third of the time by itself."""
 ENOUGH = 3
@@ -35,9 +33,7 @@ Unit: any of these. From: the median of fewer is one outlier, and what happens o
 iteration and make two of them slow (drawn 502-36).
 """
 FAR = 1.25
-"""Far beyond what is slow there the last bin of iterations begins. Unit: ratio. From: 69 recordings (seeds 1001, 1401, 1101): of
-nine jobs with pauses three are seen to be slow twice as early, and one later. With four bins above it pauses took 22 s to show.
-"""
+"""Far beyond what is slow there the last bin begins. Unit: ratio. From: recorded jobs with pauses show earliest (3 of 9)."""
 FAR_LONGER = 5.0
 """So many times as long as the longest healthy one: then one iteration is enough to name a network. Unit: ratio.
 From: where times are as heavy-tailed as 1/x², the iteration after eight is as long in 0.4 % of the cases.
@@ -89,6 +85,10 @@ class IterationWatch:
     healthy: deque[Iteration] = field(default_factory=lambda: deque(maxlen=LEARNED))
     """What the job took while it was healthy, oldest first; the newest ``WINDOW`` may yet turn out to be slow."""
     slow: _State | None = None
+    lull: tuple[float, float] | None = None
+    """From when to when it seemed over, amid what goes on."""
+    _past: tuple[float, float] | None = None
+    """From when to when iterations were slow before."""
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     _last_end: float = 0.0
     _open: Iteration | None = None
@@ -121,6 +121,11 @@ class IterationWatch:
     def duration(self) -> float | None:
         """The mean of the last iterations, seconds."""
         return sum(self._recent) / len(self._recent) if self._recent else None
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether a slow-down ended so lately that another one is the same: what comes and goes (pauses, sleeps) has lulls."""
+        return self._past is not None and sum(one.begin >= self._past[1] for one in self.healthy) <= WINDOW
 
     @property
     def slow_s(self) -> float:
@@ -162,7 +167,10 @@ class IterationWatch:
         start = change_point(np.array([iteration.duration for iteration in kept]))
         if start is not None:
             # All of them tell what is slow: by the first few alone it would seem over before the next pause.
-            self.slow = _State(kept[start].begin, [iteration.duration for iteration in list(self.healthy)[start:]])
+            begin, durations = kept[start].begin, [iteration.duration for iteration in list(self.healthy)[start:]]
+            if self._past is not None and self.may_go_on:
+                begin, self.lull = self._past[0], (self._past[1], begin)
+            self.slow = _State(begin, durations)
             self.healthy = deque(kept[:start], maxlen=LEARNED)
 
     def _go_on(self, iteration: Iteration) -> None:
@@ -176,7 +184,7 @@ class IterationWatch:
         state.over = max(0.0, state.over + float(np.log(healthy[at] / healthy.sum()) - np.log(now[at] / now.sum())))
         state.durations.append(iteration.duration)
         if state.over > TABLE.change_log_bayes_factor:
-            self.slow = None
+            self.slow, self._past = None, (state.since, iteration.end)
             return
         del state.durations[:-WINDOW]
         durations = np.maximum(state.durations, 1e-9)
@@ -186,6 +194,7 @@ class IterationWatch:
             # Whether it is slow still is asked as of any other stretch: what was worse says nothing of it.
             since = _bins(np.array(kept), edges)
             still = log_bayes_factor(_bins(self.usual, edges), since) > TABLE.change_log_bayes_factor
+            self._past = state.since, iteration.end
             self.slow = _State(iteration.end - sum(kept), kept) if still and since[SLOW_FROM:].sum() >= ENOUGH else None
 
 

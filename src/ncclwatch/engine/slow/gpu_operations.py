@@ -57,8 +57,7 @@ class Operations:
 
     ``joint`` numbers the collective an operation is part of, equal on all its ranks; −1 for messages. ``needs`` has shape (n, 2):
     operation, and an operation of another rank whose beginning it needs (a receive its send). Times are seconds of nodes' clocks:
-    where they are known ``launched`` is when the host launched each, and ``before`` when its rank's iteration before ended. Nodes
-    are numbered from 0.
+    if known ``launched`` is when the host launched each, ``before`` when its rank's iteration before ended. Nodes count from 0.
     """
 
     rank: Indices
@@ -114,8 +113,7 @@ class GpuOperations:
         self.problem = ""
         """Why the newest iteration is not known whole; empty where it is, and where no process has the shim."""
         self._last: dict[tuple[int, int], tuple[int, float, bool]] = {}
-        """By rank and group ordinal and launch of the last operation that has ended, or was not observed; and whether it is the
-        newest that was launched."""
+        """By rank and group ordinal and launch of the last operation that ended or was not observed; whether none is newer."""
         self._offset = np.zeros(0)
         """Of each rank's host, wall clock minus monotonic clock, seconds."""
         self.functions: dict[str, int] = {}

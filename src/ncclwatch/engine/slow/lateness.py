@@ -26,9 +26,7 @@ from ncclwatch.model.rows import distinct
 LEAST_S = 0.01
 """Less than this, or than the least slow-down that counts, is no lateness. Unit: seconds. From: chosen."""
 CLOSE = 0.5
-"""So far apart at most do processes begin the same iteration while nothing is wrong. Unit: part of the normal iteration. From:
-further apart they would be nearer to another one.
-"""
+"""So far apart at most do processes begin an iteration. Unit: part of the normal one. From: further is nearer to another."""
 EXPLAINS = 0.5
 """Part that must be explained: of lateness by longer iterations, of the lost time by fellows kept waiting, and by all culprits to
 explain all of it. Unit: share. From: more than half, so that no two explain the same loss.

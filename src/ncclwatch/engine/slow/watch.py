@@ -196,7 +196,7 @@ class SlowWatch:
         watch = self._watch_of(job)
         network = VerdictClass.SLOW_COMMUNICATION
         told = (said := watch.standing) is not None and said.verdict_class is not network and not said.may_grow
-        if (since := watch.slow_since) is None or told or len(job.members) > CHEAP_RANKS:
+        if (since := watch.slow_since) is None or told or watch.iterations.slow is None or len(job.members) > CHEAP_RANKS:
             return False
         return sum(look.time >= since for look in watch.looks) < SEARCHING_SAMPLES
 
@@ -257,12 +257,16 @@ class SlowWatch:
                 self._report(job, watch, judgement, topology)
                 return
         if slow is None and (watch.slow_since is not None or was_slow):
-            # What was seen while the job was slow is no picture of it now; what was seen before is.
-            watch.looks = deque((look for look in watch.looks if look.time < (watch.slow_since or math.inf)), KEPT_SAMPLES)
-            watch.standing, watch.repeated, watch.missing, watch.slow_since = None, 0, 0, None
-            watch.usual.clear()
+            watch.standing, watch.repeated, watch.missing = None, 0, 0
+            if not watch.iterations.may_go_on:
+                # What was seen while the job was slow is no picture of it now; what was seen before is.
+                watch.looks = deque((look for look in watch.looks if look.time < (watch.slow_since or math.inf)), KEPT_SAMPLES)
+                watch.slow_since, watch.usual = None, {}
             return
         watch.slow_since = slow.since + watch.offset_s if slow is not None else None
+        if lull := watch.iterations.lull:
+            looks = (look for look in watch.looks if not lull[0] <= look.time - watch.offset_s < lull[1])
+            watch.looks = deque(looks, KEPT_SAMPLES)
         judgement = self._weigh(job, watch, slow, topology)
         if slow is None:
             judgement.findings = [finding for finding in judgement.findings if finding.looks >= PERSISTENT]

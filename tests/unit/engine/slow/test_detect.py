@@ -210,6 +210,24 @@ def test_a_slow_down_begins_where_it_goes_on_without_a_break() -> None:
     assert slow is not None and slow.mean_s == pytest.approx(2.0) and (slow.iterations, slow.slow) == (8, 8)
 
 
+def test_a_slow_down_that_comes_again_soon_is_the_same_one() -> None:
+    """Of a proxy that sleeps now and then all is remembered; what was seen in between is no picture of it."""
+    first, lull = [*QUIET, *[2.0] * 4], [1.0] * 12
+    assert watched([*first, *lull]).slow is None and watched([*first, *lull]).may_go_on
+    watch = watched([*first, *lull, *[2.0] * 4])
+    began, again = BEGAN + sum(QUIET), BEGAN + sum(first) + sum(lull)
+    assert watch.slow is not None and watch.slow.since == pytest.approx(began)
+    assert watch.lull is not None and watch.lull[1] == pytest.approx(again) and began + 8.0 <= watch.lull[0] < again
+    assert watch.slow.durations == pytest.approx([2.0] * 4), "how slow it is, it is now"
+
+
+def test_a_slow_down_that_comes_much_later_is_another() -> None:
+    long_ago = [*QUIET, *[2.0] * 4, *[1.0] * 2 * WINDOW]
+    assert not watched(long_ago).may_go_on
+    watch = watched([*long_ago, *[2.0] * 4])
+    assert watch.slow is not None and watch.slow.since == pytest.approx(BEGAN + sum(long_ago)) and watch.lull is None
+
+
 def test_a_slow_job_that_becomes_slower_is_judged_as_it_is_now() -> None:
     disturbed = [1.0] * 8 + [1.2, 1.3, 1.4, 1.25, 1.5] * 4
     slow = slow_down([*disturbed, 4.0, 5.0, 4.0, 4.5, 5.5])
