@@ -28,9 +28,7 @@ Members = tuple[int, ...]
 PAIRED = 8
 """Bound: of so many ranks, those that most likely work in the lost time, each two are a candidate."""
 SEVERAL = 0.1
-"""Part of what the links of a host hold up that must lie outside the worst of them, for it to be theirs in common. Unit: share.
-From: chosen; of less than a tenth the samples cannot tell.
-"""
+"""Part of what a host's links hold up that must lie outside the worst, to be theirs in common. Unit: share. From: chosen."""
 
 
 class CandidateKind(StrEnum):
@@ -114,12 +112,15 @@ def measure(profile: Profile, context: Context) -> Terms:
     def members_of(*kinds: CandidateKind) -> list[Members]:
         return [one.members if one.kind in kinds else () for one in every]
 
-    workers, proxies, links = members_of(*WORK), members_of(CandidateKind.NIC), [one.links for one in every]
+    measured = _excesses(profile, context, lost)
+    # A CPU limit holds back the threads of a rank's proxy as well: waits for that end at the rank's work, too.
+    limited = set(np.flatnonzero(measured["throttled"] > FLOORS["throttled"]).tolist())
+    proxies = [of if kind is CandidateKind.NIC or (kind in WORK and limited.issuperset(of)) else () for kind, of, _ in every]
+    workers, links = members_of(*WORK), [one.links for one in every]
     at_ranks = [_sum(own, workers) + _sum(proxy, proxies) for own, proxy in zip(ends.own, ends.proxy, strict=True)]
     at_links = [_sum(values, links) for values in ends.link]
     now, past, looks = at_ranks[0] + at_links[0], at_ranks[1] + at_links[1], np.maximum(at_ranks[2], at_links[2])
     sizes = [list(map(len, parts)) for parts in (workers, proxies, links)]
-    measured = _excesses(profile, context, lost)
     alone, together = members_of(*RANKS), members_of(CandidateKind.HOST)
     pairs = [at for at, one in enumerate(every) if one.kind is CandidateKind.TWO_RANKS]
     columns = {

@@ -149,6 +149,11 @@ def seldom(held_back: float, other: int = 0) -> list[Look]:
     return [replace(one, holds=(own(2, 0.25),)) if at % 5 == 2 and at < 5 * other else one for at, one in enumerate(looks)]
 
 
+def at_proxy(held_back: float) -> list[Look]:
+    """Rank 1 waits like the others, for its proxy holds them up."""
+    return [replace(one, holds=(own(1, 0.5, Part.PROXY),) if at % 2 else ()) for at, one in enumerate(throttled(held_back))]
+
+
 FREE = throttled(0.0, 1.0, slow=False)
 SLOW = context(FREE, lost=0.25, hosts=4)
 START = context(None, lost=None, hosts=4)
@@ -166,6 +171,8 @@ MOST = context(FREE, lost=0.6, hosts=4)
         SLOW,
         [(Kind.HOST, (1, 2))],
     ),
+    Case("a limit, and waits end at the proxy that it holds back", at_proxy(0.9), MOST, [(Kind.HOST, (1,))]),
+    Case("waits end at a proxy, and no limit", at_proxy(0.05), MOST, [(Kind.PROXY, (1,))]),
     Case("a limit, where few waits can be followed", seldom(0.9), MOST, [(Kind.HOST, (1,))]),
     Case("few waits can be followed, and no limit", seldom(0.05), MOST),
     Case(
