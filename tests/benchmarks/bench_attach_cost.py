@@ -35,7 +35,7 @@ from testbed.watcher import pids
 NCCLWATCH = [sys.executable, "-m", "ncclwatch"]
 EARLY = "from ncclwatch.engine.slow import watch; watch.SETTLED_SAMPLES = 10; from ncclwatch.cli.main import main; main()"
 """The same, for which a job is well after ten samples."""
-SOON_WELL_S = 14.0
+SOON_WELL_S = 24.0
 """Seconds after which its samples are far apart."""
 SIZES = {"4 KiB": 1 << 12, "256 KiB": 1 << 18, "4 MiB": 1 << 22}
 COLLECTIVES = {
