@@ -110,8 +110,8 @@ fleet: setup-demo $(CACHE)/stamps/fleet-packages
 	@$(PYTHON) scripts/show_fleet.py --nccl $(DEMO_NCCL) $(if $(ONCE),--once)
 
 # Tests on real jobs, and of servers and browsers, wait for three quarters of their time: so many at a time, a file's one after the other.
-# Those marked `paced` measure what slow links set: they come behind, two at a time, and leave the CPUs to the guest. Those marked
-# `quiet` measure time or take much of the machine: last, one at a time.
+# Those marked `paced` measure what slow links set: they come behind, two at a time. Those marked `quiet` measure time or take much of
+# the machine: one at a time. Last the guest, which takes all there is.
 LANES := 3
 PAIRS := 2
 # What takes long and has a shorter test beside it is left to `make test-all`.
@@ -120,10 +120,8 @@ LANES_CACHE := $(CACHE)/pytest-lanes
 IN_LANES := -m pytest tests --ignore=tests/unit -m "not (paced or quiet or vm or gpu)$(SHORT)" -o cache_dir=$(CURDIR)/$(LANES_CACHE)
 PACED_CACHE := $(CACHE)/pytest-paced
 PACED := -m pytest tests/testbed -m "paced and not quiet$(SHORT)" -o cache_dir=$(CURDIR)/$(PACED_CACHE)
-GUEST_CACHE := $(CACHE)/pytest-guest
-GUEST := -m pytest tests/vm -m "vm$(SHORT)" -o cache_dir=$(CURDIR)/$(GUEST_CACHE)
 ALONE_CACHE := $(CACHE)/pytest-alone
-ALONE := -m pytest tests --ignore=tests/unit --ignore=tests/vm -m "(quiet or gpu)$(SHORT)" -o cache_dir=$(CURDIR)/$(ALONE_CACHE)
+ALONE := -m pytest tests --ignore=tests/unit -m "(quiet or vm or gpu)$(SHORT)" -o cache_dir=$(CURDIR)/$(ALONE_CACHE)
 SLOWEST := --durations=30 --durations-min=5
 # What fails runs once more, when nothing runs beside it. A fault fails again. What passes then is named, and is to be looked into: it
 # depends on the load. More than a few are no accident.
@@ -137,21 +135,18 @@ fi
 endef
 test: setup
 	@echo "==> tests on real jobs and in the guest; beside them lint, types and unit tests, whose output follows"
-	@rm -rf $(LANES_CACHE) $(PACED_CACHE) $(GUEST_CACHE) $(ALONE_CACHE); \
+	@rm -rf $(LANES_CACHE) $(PACED_CACHE) $(ALONE_CACHE); \
 	$(MAKE) -s beside >$(CACHE)/beside.log 2>&1 & beside=$$!; \
 	export NCCLWATCH_REQUIRE_VM=$${NCCLWATCH_REQUIRE_VM-$(if $(CI),1)}; \
 	lanes=0; $(PYTHON) $(IN_LANES) -n $(LANES) --dist loadfile $(SLOWEST) || lanes=$$?; \
-	NCCLWATCH_BESIDE=$$beside $(PYTHON) $(GUEST) $(SLOWEST) >$(CACHE)/guest.log 2>&1 & in_guest=$$!; \
 	paced=0; $(PYTHON) $(PACED) -n $(PAIRS) --dist loadfile $(SLOWEST) || paced=$$?; \
-	guest=0; wait $$in_guest || guest=$$?; echo "==> tests in the guest"; cat $(CACHE)/guest.log; \
-	alone=0; $(PYTHON) $(ALONE) $(SLOWEST) || alone=$$?; \
+	alone=0; NCCLWATCH_BESIDE=$$beside $(PYTHON) $(ALONE) $(SLOWEST) || alone=$$?; \
 	other=0; wait $$beside || other=$$?; \
 	echo "==> lint, types and unit tests"; cat $(CACHE)/beside.log; \
 	$(call once_more,lanes,$(IN_LANES),$(LANES_CACHE)); \
 	$(call once_more,paced,$(PACED),$(PACED_CACHE)); \
-	$(call once_more,guest,$(GUEST),$(GUEST_CACHE)); \
 	$(call once_more,alone,$(ALONE),$(ALONE_CACHE)); \
-	[ $$lanes -eq 0 ] && [ $$paced -eq 0 ] && [ $$guest -eq 0 ] && [ $$alone -eq 0 ] && [ $$other -eq 0 ]
+	[ $$lanes -eq 0 ] && [ $$paced -eq 0 ] && [ $$alone -eq 0 ] && [ $$other -eq 0 ]
 
 UNIT_CACHE := $(CACHE)/pytest-unit
 UNIT := -m pytest tests/unit $(if $(NCCLWATCH_ALL),,-m "not long") -o cache_dir=$(CURDIR)/$(UNIT_CACHE)

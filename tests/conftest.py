@@ -1,5 +1,5 @@
-"""What a whole run consists of, and its order: tests that slow links pace come late, with the guest, which takes every CPU that
-these leave; then those that measure time (`make test`). At its end it tells where the time went, by layer.
+"""What a whole run consists of, and its order: tests that measure time come late, and the guest, which takes every CPU, last of
+all, when nothing runs beside it any more (`make test`). At its end it tells where the time went, by layer.
 
 A test on real NCCL that is written for several releases runs with one of them, which differs from test to test; with
 ``NCCLWATCH_ALL`` set (`make test-all`) with each.
@@ -52,20 +52,20 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One release a test, but in the unit tests. Behind the others come those marked ``paced``, then the guest's, then
-    ``quiet`` ones.
+    """One release a test, but in the unit tests. Behind the others come those marked ``paced``, then ``quiet`` ones, then the
+    guest's.
     """
     if not os.environ.get(ALL_VARIABLE):
         left_out = other_releases([item.nodeid for item in items if "unit" not in PurePosixPath(item.nodeid).parts])
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
         items[:] = [item for item in items if item.nodeid not in left_out]
-    items.sort(key=lambda item: [item.get_closest_marker(name) is not None for name in ("quiet", "vm", "paced")])
+    items.sort(key=lambda item: [item.get_closest_marker(name) is not None for name in ("vm", "quiet", "paced")])
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """The guest waits for tests that run beside at idle priority, before its own time counts: they would get nothing while it
-    emulates.
+    """The guest waits for the tests beside it, before its own time counts: they run at idle priority, and would get nothing
+    while it emulates.
     """
     beside = os.environ.get(BESIDE_VARIABLE, "")
     while beside and item.get_closest_marker("vm") is not None and _runs(Path("/proc", beside)):
