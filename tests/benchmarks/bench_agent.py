@@ -27,7 +27,7 @@ TRAINING = ("--pp", "2", "--micro-batches", "4", "--layers", "2", "--forward-us"
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time of a process so far."""
+    """User and system time of a process so far; its ticks are 10 ms, so it wants some seconds to mean something."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.bench_agent import cpu_s
 from testbed.job import Job
 from testbed.watcher import pids
 
@@ -64,12 +65,12 @@ def resident_cost(job: Job, what: str) -> None:
     for line in child.stdout or ():
         if json.loads(line)["type"] == "rank":
             break
-    before, begun = cpu_seconds(child.pid), time.perf_counter()
+    before, begun = cpu_s(child.pid), time.perf_counter()
     deadline = begun + IDLE_S
     for _line in child.stdout or ():
         if time.perf_counter() > deadline:
             break
-    share = (cpu_seconds(child.pid) - before) / (time.perf_counter() - begun)
+    share = (cpu_s(child.pid) - before) / (time.perf_counter() - begun)
     status = Path(f"/proc/{child.pid}/status").read_text("ascii")
     memory = {line.split()[0]: int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith(("VmRSS", "VmHWM"))}
     child.terminate()
@@ -78,12 +79,6 @@ def resident_cost(job: Job, what: str) -> None:
         f"agent on {what}: {share:.2%} of a core, {share / job.ranks:.3%} a rank; "
         f"{memory['VmRSS:']:.0f} MiB resident, {memory['VmHWM:']:.0f} MiB at most"
     )
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process; its ticks are 10 ms, so it wants some seconds to mean something."""
-    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ class Weights:
 class Calibration:
     """``since`` weighs the candidates of a job that became slow, ``start`` those of one without a healthy past. ``name_from`` is
     the posterior probability from which on a candidate of each is named (``beside``: somebody beside another or a network);
-    ``change_log_bayes_factor`` the natural logarithm of the odds from which on iteration times have changed; ``note`` the origin.
+    ``change_log_bayes_factor`` the natural logarithm of the odds from which iteration times have changed; ``note``: their origin.
     """
 
     since: Weights

@@ -33,7 +33,7 @@ Unit: any of these. From: the median of fewer is one outlier, and what happens o
 iteration and make two of them slow (drawn 502-36).
 """
 FAR = 1.25
-"""Far beyond what is slow there the last bin begins. Unit: ratio. From: recorded jobs with pauses show earliest (3 of 9)."""
+"""The last bin begins so far above what is slow. Unit: ratio. From: it shows 3 of 9 recorded jobs with pauses twice as early."""
 FAR_LONGER = 5.0
 """So many times as long as the longest healthy one: then one iteration is enough to name a network. Unit: ratio.
 From: where times are as heavy-tailed as 1/x², the iteration after eight is as long in 0.4 % of the cases.
@@ -123,9 +123,10 @@ class IterationWatch:
         return sum(self._recent) / len(self._recent) if self._recent else None
 
     @property
-    def may_go_on(self) -> bool:
-        """Whether a slow-down ended so lately that another one is the same: what comes and goes (pauses, sleeps) has lulls."""
-        return self._past is not None and sum(one.begin >= self._past[1] for one in self.healthy) <= WINDOW
+    def may_go_on(self) -> tuple[float, float] | None:
+        """The slow-down before, if so late that another is the same one: what comes and goes (pauses, sleeps) has lulls."""
+        past = self._past
+        return past if past is not None and sum(one.begin >= past[1] for one in self.healthy) <= WINDOW else None
 
     @property
     def slow_s(self) -> float:
@@ -168,8 +169,8 @@ class IterationWatch:
         if start is not None:
             # All of them tell what is slow: by the first few alone it would seem over before the next pause.
             begin, durations = kept[start].begin, [iteration.duration for iteration in list(self.healthy)[start:]]
-            if self._past is not None and self.may_go_on:
-                begin, self.lull = self._past[0], (self._past[1], begin)
+            if (past := self.may_go_on) is not None:
+                begin, self.lull = past[0], (past[1], begin)
             self.slow = _State(begin, durations)
             self.healthy = deque(kept[:start], maxlen=LEARNED)
 

@@ -258,7 +258,7 @@ class SlowWatch:
                 return
         if slow is None and (watch.slow_since is not None or was_slow):
             watch.standing, watch.repeated, watch.missing = None, 0, 0
-            if not watch.iterations.may_go_on:
+            if watch.iterations.may_go_on is None:
                 # What was seen while the job was slow is no picture of it now; what was seen before is.
                 watch.looks = deque((look for look in watch.looks if look.time < (watch.slow_since or math.inf)), KEPT_SAMPLES)
                 watch.slow_since, watch.usual = None, {}

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from ncclwatch.collect.cadence import INNER_S, Tokens
 from ncclwatch.collect.functions import TYPES
 from ncclwatch.collect.ledger import POINT_TO_POINT, mix
-from ncclwatch.collect.specimens import FUNCTIONS
 from ncclwatch.engine.topology.job_map import GATHER, SCATTER, SUM
 from ncclwatch.model.events import Function
-from ncclwatch.model.rows import distinct
+from ncclwatch.model.rows import both, distinct
 from ncclwatch.model.topology import Pattern
 
 TINY_BYTES = 1024
@@ -319,7 +318,7 @@ def _raw_tokens(operations: NDArray[Any]) -> Tokens:
     """Fingerprints of operations within one process; lone calls and parts of grouped ones differ."""
     point = np.isin(operations["function"], POINT_TO_POINT)
     count = np.where(point, 0, operations["count"])
-    kind = operations["row"].astype(np.int64) * FUNCTIONS + operations["function"]
+    kind = both(operations["row"], operations["function"])
     for one in distinct(kind).tolist():
         own = kind == one
         if varies(len(distinct(count[own])), int(np.count_nonzero(own))):

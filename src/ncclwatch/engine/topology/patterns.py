@@ -81,8 +81,8 @@ def encode(jobmap: JobMap, topology: Topology, specimens: Sequence[Specimen]) ->
     stage = peer_stage[np.where((own >= 0) & (own < nranks), offset + own, -1)]
     sizes: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
     for specimen in specimens:
-        calls = specimen.operations[(names := ["row", "function", "count"])]
-        _, first, numbers = np.unique(mix(*(calls[name] for name in names)), return_index=True, return_counts=True)
+        calls = specimen.operations[["row", "function", "count"]]
+        _, first, numbers = np.unique(mix(calls["row"], calls["function"], calls["count"]), return_index=True, return_counts=True)
         for (row, function, count), number in zip(calls[first].tolist(), numbers.tolist(), strict=True):
             sizes[int(role[row]), function][count] += number
     variable = np.zeros((len(ROLES), FUNCTIONS), np.bool_)

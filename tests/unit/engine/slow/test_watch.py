@@ -80,10 +80,10 @@ def test_looks_of_several_moments_name_nobody() -> None:
 def test_more_samples_are_taken_once_a_job_has_been_slow_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """What lasts a moment is no reason: on full cores samples would make the moment longer."""
     monkeypatch.setattr(watch, "SETTLED_SAMPLES", 3)
-    settles, said = LiveDiagnosis.update, []
+    unwatched, said = LiveDiagnosis.update, []
 
     def update(live: LiveDiagnosis, samples: Sequence[ProcessSample]) -> Verdict:
-        verdict = settles(live, samples)
+        verdict = unwatched(live, samples)
         heard = {sample.process.host: max(s.time_ns for s in samples) / 1e9 for sample in samples}
         few = all(live.slow.settles(job, verdict, heard) for job, verdict in live.judged)
         slow_s = max(one.iterations.slow_s for one in live.slow._jobs.values())
