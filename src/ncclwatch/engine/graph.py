@@ -18,7 +18,7 @@ import numpy as np
 from ncclwatch.engine.edges import NOBODY, StallMark, Wait
 from ncclwatch.engine.evidence import base
 from ncclwatch.engine.evidence.base import Fact, FactColumns, FactKind, Node, Nodes, RankNode
-from ncclwatch.model.columns import Flags
+from ncclwatch.model.columns import Flags, is_among
 from ncclwatch.model.digraph import adjacency, final_components, reaching
 from ncclwatch.model.job import Job, Member
 from ncclwatch.model.joined import beside_unobserved, neighbours, veiled
@@ -144,7 +144,7 @@ class Waits:
     def behind(self, nodes: Iterable[Node]) -> set[int]:
         """Indices of those that wait for nodes, also through others and in retracted waits (they come later). O(edges)."""
         places = self.places
-        ends = np.isin(places.nodes, [self.nodes.number(node) for node in nodes])
+        ends = is_among(places.nodes, [self.nodes.number(node) for node in nodes])
         behind = places.nodes[places.reaching(np.flatnonzero(ends).tolist(), retracted=True) & ~ends]
         return set(behind[behind >= 0].tolist())
 
@@ -222,14 +222,14 @@ class Places:
     def __init__(self, graph: Waits) -> None:
         subject, halted = graph.waits.subject, np.array([one.index for one in graph.job.halted], np.int64)
         # A stopped or ended process waits for nobody.
-        edges = np.flatnonzero((subject != graph.waits.object) & ~np.isin(subject, halted))
+        edges = np.flatnonzero((subject != graph.waits.object) & ~is_among(subject, halted))
         every = subject[edges], graph.waits.object[edges], graph.stalls.subject, halted
         self.nodes, places = np.unique(np.concatenate(every), return_inverse=True)
         self._waiters, self._targets, self.standing, _ = np.split(places.reshape(-1), np.cumsum([*map(len, every[:3])]))
         # A wait that is merely possible counts only where nothing else leaves the node. Proven and likely ones are followed
         # alike: of two operations that a rank has open, the one of which more is proven need not come first.
         retracted = np.array([*graph.retracted], np.int64)
-        followed, possible = ~np.isin(edges, retracted), graph.waits.possible[edges]
+        followed, possible = ~is_among(edges, retracted), graph.waits.possible[edges]
         if possible.any():
             followed &= ~possible | ~np.isin(self._waiters, self._waiters[followed & ~possible])
         self.edges, self.waiters, self.targets = edges[followed], self._waiters[followed], self._targets[followed]

@@ -13,7 +13,7 @@ from operator import attrgetter
 import numpy as np
 
 from ncclwatch.engine.edges import NOBODY, ConnectionKey, End, Stall, Why
-from ncclwatch.model.columns import Column, Flags, Places, column, has_one, matching, numbered
+from ncclwatch.model.columns import Column, Flags, Places, column, has_one, is_among, matching, numbered
 from ncclwatch.model.job import Group, Job, Member
 from ncclwatch.model.joined import has_arrived
 from ncclwatch.model.rings import CONNECTION_SLOTS
@@ -74,8 +74,8 @@ class Transfers:
         self.sends, self.point_to_point = own["sends"] != 0, (own["op_count"] & 1) != 0
         # With PXN the proxy of one process moves another rank's data: the wait is that rank's, if it is observed.
         self.rank = np.where(own["rank"] == UNKNOWN, holder_rank, own["rank"])
-        found = self._processes(group, self.rank)
-        self.owner, self.peer_index = np.where(found >= 0, found, holder), self._processes(group, self.peer)
+        found, self.peer_index = self._processes(group, self.rank, self.peer)
+        self.owner = np.where(found >= 0, found, holder)
         # Of whose transfers nobody knows, nothing is said.
         phase, of_somebody = own["state"] & PHASES, self.rank != UNKNOWN
         self.begun: Flags = (phase == BEGUN) & of_somebody
@@ -88,9 +88,10 @@ class Transfers:
             return NOBODY, UNKNOWN
         return self.place_of[number], self.job.groups[number].ranks.get(member.index, UNKNOWN)
 
-    def _processes(self, group: Column, rank: Column) -> Column:
+    def _processes(self, group: Column, *ranks: Column) -> list[Column]:
         """Indices of the processes that are ranks of communicators; -1 where none was observed."""
-        return np.asarray(self._ranks[2, matching((group, rank), self._ranks[:2, :-1])])
+        found = matching((np.tile(group, len(ranks)), np.concatenate(ranks)), self._ranks[:2, :-1])
+        return np.split(self._ranks[2, found], len(ranks))
 
     def _pending(self) -> Iterator[tuple[int, int, int, int, int, bool]]:
         for member in self.job.members:
@@ -271,9 +272,8 @@ class Compared:
         waiting, sends = np.flatnonzero(shows == PLACE_OF[Why.GPU_NOT_READY]), np.flatnonzero(t.begun & t.sends)
         # All ranks run an operation by one algorithm.
         numbers = numbered((t.group[rows[waiting]], t.op_count[rows[waiting]]))
-        _, first, kind = np.unique(numbers, return_index=True, return_inverse=True)
-        in_tree = [t.operation_of(row).algorithm == "Tree" for row in rows[waiting[first]].tolist()]
-        waiting = waiting[np.array(in_tree, np.bool_)[kind]]
+        row_of = dict(zip(numbers.tolist(), rows[waiting].tolist(), strict=True))
+        waiting = waiting[is_among(numbers, [one for one, row in row_of.items() if t.operation_of(row).algorithm == "Tree"])]
         if not len(waiting):
             return found
         columns: tuple[Column, ...] = (t.group, t.channel, t.rank, t.peer, t.op_count)

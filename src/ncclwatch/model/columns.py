@@ -14,6 +14,8 @@ Flags = NDArray[np.bool_]
 
 WIDEST = 1 << 62
 """Bound: several columns are mixed into one integer below this."""
+FEW = 8
+"""Bound: so many values are compared one by one."""
 SPARSE = 4
 """Bound: numbers that are below so many times the rows need not be made dense."""
 
@@ -35,14 +37,17 @@ def numbered(columns: Sequence[Column]) -> Column:
 def _mixed(columns: Sequence[Column]) -> tuple[Column, int]:
     """The columns in one, and what its numbers from 0 on are below."""
     mixed, size = np.zeros(len(columns[0]), np.int64), 1
-    for values in columns if len(mixed) else ():
-        own, low = values, int(values.min())
-        span = int(values.max()) - low + 1
+    if not len(mixed):
+        return mixed, size
+    every = np.array(columns)
+    lows, highs = every.min(axis=1).tolist(), every.max(axis=1).tolist()
+    for values, low, high in zip(columns, lows, highs, strict=True):
+        own, span = values - low, high - low + 1
         if size * span > WIDEST:
             mixed, own = _dense(mixed), _dense(values)
-            size, low, span = int(mixed.max()) + 1, 0, int(own.max()) + 1
+            size, span = int(mixed.max()) + 1, int(own.max()) + 1
         if span > 1:
-            mixed, size = mixed * span + (own - low), size * span
+            mixed, size = mixed * span + own, size * span
     return mixed, size
 
 
@@ -56,6 +61,16 @@ def matching(wanted: Sequence[Column], among: Sequence[Column] | Column) -> Colu
     row_of = np.full(int(numbers.max(initial=-1)) + 1, -1)
     row_of[numbers[:size][::-1]] = np.arange(size)[::-1]
     return row_of[numbers[size:]]
+
+
+def is_among(values: Column, few: Sequence[int] | Column) -> Flags:
+    """For each value whether it is one of a few: numpy's ``isin``, which takes longer than to compare with each of them."""
+    if len(few) > FEW:
+        return np.isin(values, few)
+    found = np.zeros(len(values), np.bool_)
+    for one in few:
+        found |= values == one
+    return found
 
 
 def has_one(numbers: Column, chosen: Flags) -> Flags:

@@ -82,9 +82,8 @@ def iteration_program(scenario: Scenario, stage: int, iteration: int) -> list[Ac
 
 
 def _compute_factor(scenario: Scenario, stage: int, iteration: int) -> float:
-    factor = 1.0
-    for event in events_of(scenario, LookalikeKind.WARMUP, iteration):
-        factor *= event.factor
+    # Caches warm up all at once: of several warm-ups the longest counts.
+    factor = max((event.factor for event in events_of(scenario, LookalikeKind.WARMUP, iteration)), default=1.0)
     for event in scenario.lookalikes:
         if event.kind is LookalikeKind.UNEVEN_STAGES and event.stage == stage:
             factor *= event.factor

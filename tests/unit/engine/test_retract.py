@@ -9,6 +9,10 @@ import pytest
 from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.model.state import Communicator, Direction, HostConnection, ProxyOperation, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.simulate.records import Observer
+from ncclwatch.simulate.run import simulate
+from score.diagnosers import Ncclwatch
+from score.drawn import draw_healthy
 from unit.synthetic import Rank, communicator, looks, recv, send, shared
 
 SCATTER, GATHER, TENSOR = 0xC1, 0xC2, 0xC3
@@ -80,6 +84,17 @@ def before_a_pipeline(*, peer_has_receive: bool = True, sender_in_it: bool = Fal
         Rank(2, 4, comms(2), (message(2, 487), *turned)),
         Rank(3, 4, comms(3), (message(3, 487),)),
     ]
+
+
+def test_a_pipeline_whose_first_gpu_still_computes_is_no_cycle() -> None:
+    """Hosts that run ahead have opened the receives of the way back as well: by their calls, those come after what stands."""
+    job = draw_healthy(67, 19, 300.0)
+    assert job.layout.pp == 4
+    work = replace(job.workload, forward_ms=30_000.0, iterations=1, host_ahead=64)
+    timeline = simulate(replace(job, workload=work, lookalikes=()))
+    *_, (_, verdict) = Ncclwatch().said(Observer(timeline, [0.7 + n for n in range(9)]).until(9.0))
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED
+    assert [culprit.rank for culprit in verdict.culprits] == [0]
 
 
 def test_a_receive_that_did_not_hold_up_a_peer_comes_later() -> None:

@@ -154,6 +154,14 @@ def test_every_slow_down_shows_in_the_iteration_time(fault: dict[str, Any], rati
     assert later.mean() - clean.mean() > 5 * spread
 
 
+def test_several_warm_ups_take_as_long_as_the_longest() -> None:
+    def first(*factors: float) -> float:
+        warm = [{"kind": "warmup", "iteration": 0, "count": 1, "factor": factor} for factor in factors]
+        return float(simulate(make(lookalikes=warm)).durations()[0])
+
+    assert first(2.0, 4.0, 3.0) == first(4.0) > first(2.0)
+
+
 @pytest.mark.parametrize(
     ("tables", "faults"),
     [

@@ -18,7 +18,7 @@ from ncclwatch.engine.edges import NOBODY, ConnectionKey, End, Stall, StallMark,
 from ncclwatch.engine.evidence import base
 from ncclwatch.engine.evidence.base import FactColumns, FactKind, RankNode, Source, Strength
 from ncclwatch.engine.transfers import SHOWN, Compared
-from ncclwatch.model.columns import Column
+from ncclwatch.model.columns import Column, is_among
 from ncclwatch.model.job import Group, Member, launched
 from ncclwatch.model.joined import hidden_on
 from ncclwatch.model.rings import CONNECTION_SLOTS, RING_ENDS_RECEIVING, Ring, RingSteps, is_ring, memory_of, steps_unread
@@ -230,7 +230,7 @@ class _Inside:
             if own.host_connections or {link[3] for link in own.transports} - OUTSIDE
         ]
         dropped = compared.showing(Stall.GPU_NOT_PRODUCING)[chosen] & ~t.receiving[rows]
-        found: list[int] = chosen[dropped | np.isin(t.owner[rows], inside)].tolist()
+        found: list[int] = chosen[dropped | is_among(t.owner[rows], inside)].tolist()
         # Rings first: who is amid one has not begun a tree of another communicator.
         return sorted(found, key=lambda place: not is_ring(t.operation_of(int(compared.rows[place]))))
 
