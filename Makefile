@@ -133,10 +133,13 @@ if [ $$$(1) -eq 1 ] && few=$$(grep -c '::' $(3)/v/cache/lastfailed) && [ $$few -
   $(1)=0; $(PYTHON) $(2) --last-failed --last-failed-no-failures none -v || $(1)=$$?; \
 fi
 endef
-test: setup
-	@echo "==> tests on real jobs and in the guest; beside them lint, types and unit tests, whose output follows"
-	@rm -rf $(LANES_CACHE) $(PACED_CACHE) $(ALONE_CACHE); \
+# Lint needs the Python environment alone: it runs while libraries are fetched and the testbed is built.
+test: $(CACHE)/stamps/venv
+	@rm -rf $(LANES_CACHE) $(PACED_CACHE) $(ALONE_CACHE) $(READY); \
 	$(MAKE) -s beside >$(CACHE)/beside.log 2>&1 & beside=$$!; \
+	$(MAKE) -s setup || { kill $$beside; exit 1; }; \
+	touch $(READY); \
+	echo "==> tests on real jobs and in the guest; beside them lint, types and unit tests, whose output follows"; \
 	export NCCLWATCH_REQUIRE_VM=$${NCCLWATCH_REQUIRE_VM-$(if $(CI),1)}; \
 	lanes=0; $(PYTHON) $(IN_LANES) -n $(LANES) --dist loadfile $(SLOWEST) || lanes=$$?; \
 	paced=0; $(PYTHON) $(PACED) -n $(PAIRS) --dist loadfile $(SLOWEST) || paced=$$?; \
@@ -154,8 +157,10 @@ UNIT := -m pytest tests/unit $(if $(NCCLWATCH_ALL),,-m "not long") -o cache_dir=
 UNIT_SPREAD := -n 2 --dist loadfile
 # What needs no real job gets what the real jobs leave of the CPUs, so that these hardly notice it.
 WHEN_IDLE := chrt --idle 0
+READY := $(CACHE)/set-up
 beside:
 	@failed=0; $(WHEN_IDLE) $(MAKE) -s lint || failed=1; \
+	until [ -e $(READY) ]; do sleep 1; done; \
 	rm -rf $(UNIT_CACHE); unit=0; $(WHEN_IDLE) $(PYTHON) $(UNIT) $(UNIT_SPREAD) || unit=$$?; \
 	$(call once_more,unit,$(UNIT),$(UNIT_CACHE)); \
 	[ $$failed -eq 0 ] && [ $$unit -eq 0 ]

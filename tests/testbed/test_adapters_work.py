@@ -49,6 +49,7 @@ def test_exact_windows_are_what_the_collective_must_move(network: AdapterNetwork
         work_checks.exact_windows_are_what_must_move(work_checks.Moves(job, COUNT * 4), (name_of(0), name_of(1)))
 
 
+@pytest.mark.long
 def test_every_request_is_counted_while_that_is_cheap(network: AdapterNetwork) -> None:
     with paced(network) as job:
         work_checks.every_request_is_counted_while_that_is_cheap(work_checks.Moves(job, COUNT * 4))

@@ -59,7 +59,7 @@ def watched(version: str, fault: str, at: int, shape: str) -> tuple[list[Verdict
 @pytest.mark.parametrize(
     ("version", "fault", "shape"),
     [
-        ("2.27.5", "other_size:nth=0", "mix"),
+        pytest.param("2.27.5", "other_size:nth=0", "mix", marks=pytest.mark.long),
         pytest.param("2.32.3", "other_type:nth=0", "mix", marks=pytest.mark.long),
         # In every call ever since: it never agrees with the others again.
         ("2.27.5", "other_size:for=1000000", "allreduce"),

@@ -102,9 +102,7 @@ CUT = 1
 """The host that is cut off."""
 
 
-@pytest.mark.parametrize(
-    "layout", [pytest.param(name, marks=[pytest.mark.long] * name.startswith(("two-", "replays"))) for name in CUTS]
-)
+@pytest.mark.parametrize("layout", [pytest.param(name, marks=[pytest.mark.long] * (name != "training")) for name in CUTS])
 def test_a_link_that_goes_down_hangs_the_job_and_is_named(layout: str) -> None:
     """Only links with an end on the host that is cut off are named; when it is back, the verdict closes."""
     shape, hosts, where = CUTS[layout]

@@ -113,7 +113,11 @@ def test_an_exit_status_of_its_own() -> None:
         (4, ("--tp", "2", "--pp", "2", "--schedule", "1f1b")),
         (4, ("--pp", "4", "--schedule", "gpipe", "--sequence-parallel")),
         (4, ("--pp", "2", "--chunks", "2", "--schedule", "interleaved", "--ep", "2")),
-        (8, ("--tp", "2", "--cp", "2", "--sequence-parallel", "--evaluate-every", "2", "--checkpoint-every", "3")),
+        pytest.param(
+            8,
+            ("--tp", "2", "--cp", "2", "--sequence-parallel", "--evaluate-every", "2", "--checkpoint-every", "3"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_training_runs_in_every_layout(ranks: int, extra: tuple[str, ...]) -> None:
