@@ -112,7 +112,7 @@ fleet: setup-demo $(CACHE)/stamps/fleet-packages
 # Tests on real jobs, and of servers and browsers, wait for three quarters of their time: so many at a time, a file's one after the other.
 # Those marked `paced` measure what slow links set: they come behind, two at a time. Those marked `quiet` measure time or take much of
 # the machine: one at a time. Last the guest, which takes all there is.
-LANES := 3
+LANES := 4
 PAIRS := 2
 # What takes long and has a shorter test beside it is left to `make test-all`.
 SHORT := $(if $(NCCLWATCH_ALL),, and not long)
