@@ -78,8 +78,9 @@ class Ncclwatch:
             for host, events in records.calls.items():
                 upto = int(np.searchsorted(np.maximum.accumulate(events["time_ns"]), latest, "right"))
                 if upto > self._done[host]:
-                    # In which batch they were lost is not in the records: they are told evenly.
-                    known = max(-(-records.lost.get(host, 0) * upto // len(events)), self._told[host])
+                    # An agent tells with a batch what was lost in it. Where no record says when, they are told evenly.
+                    after, evenly = records.lost_after.get(host), -(-records.lost.get(host, 0) * upto // len(events))
+                    known = max(evenly if after is None else int(np.searchsorted(after, upto)), self._told[host])
                     self._live.add_calls(events[self._done[host] : upto], known - self._told[host])
                     self._told[host], self._done[host] = known, upto
             network = self._live.known.network

@@ -199,10 +199,15 @@ class Observer:
             events, times = _joined(parts), np.concatenate(true[host])
             kept = self._rng.random(len(events)) >= observe.loss
             late = (self._rng.random(len(events)) < observe.late_fraction) * observe.late_ms / 1e3
-            arrival = times + late
+            # The ring keeps the order: a record that comes late holds back those behind it of its process.
+            behind = np.lexsort((times, events["pid"]))
+            starts = np.flatnonzero(np.diff(events["pid"][behind], prepend=0))
+            arrival = np.empty_like(times)
+            for own in np.split(behind, starts[1:]):
+                arrival[own] = np.maximum.accumulate((times + late)[own])
             order = np.argsort(arrival[kept], kind="stable")
             self._calls[host] = (arrival[kept][order], events[kept][order])
-            self._lost[host] = np.sort(times[~kept])
+            self._lost[host] = np.sort(arrival[~kept])
 
     def _take_timings(self) -> None:
         rows: dict[str, list[tuple[float, float, float, tuple[int, ...]]]] = defaultdict(list)
@@ -256,4 +261,5 @@ class Observer:
             timings[host] = part
         lost = {host: int(np.searchsorted(times, time, "right")) for host, times in self._lost.items()}
         network = [said for arrived, said in self._network if arrived <= time]
-        return RecordSet([s for s in samples if s], calls, timings, lost, self._planes, network)
+        lost_after = {host: np.searchsorted(self._calls[host][0], times[: lost[host]]) for host, times in self._lost.items()}
+        return RecordSet([s for s in samples if s], calls, timings, lost, self._planes, network, lost_after)

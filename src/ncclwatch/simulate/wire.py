@@ -36,7 +36,8 @@ class RecordSet:
 
     ``calls`` and ``timings`` are by host, in order of arrival; ``lost`` counts records known to be lost, by host. ``network`` is
     what hosts said of their connections, each with host and its CLOCK_MONOTONIC and CLOCK_REALTIME (ns), in order of arrival. A
-    plane that is not in ``planes`` was not collected anywhere; a host that is missing has no agent.
+    plane that is not in ``planes`` was not collected anywhere; a host that is missing has no agent. ``lost_after``: of every
+    record of ``lost`` how many of ``calls`` had come before it, rising, where that is known (kept in no file).
     """
 
     samples: list[list[ProcessSample]] = field(default_factory=list)
@@ -45,6 +46,7 @@ class RecordSet:
     lost: dict[str, int] = field(default_factory=dict)
     planes: tuple[str, ...] = ()
     network: list[tuple[str, int, int, NetworkLook]] = field(default_factory=list)
+    lost_after: dict[str, NDArray[np.int64]] = field(default_factory=dict)
 
 
 class _Document(msgspec.Struct, array_like=True):

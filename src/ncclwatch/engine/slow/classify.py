@@ -98,9 +98,7 @@ def cause(judgement: Judgement, finding: Finding) -> Cause:
     if finding.kind is not Kind.NIC:
         stretches = "its proxy thread does not run for stretches: CPU contention or an overloaded proxy core"
         return Cause(stretches if finding.kind is Kind.PROXY else "")
-    text = "all its links are slow: its NIC or port"
-    if len(members) > 1:
-        text = "all links of the host are slow: congestion or its NICs"
+    text = "all links of the host are slow: congestion or its NICs" if members[1:] else "all its links are slow: its NIC or port"
     if len(distinct(judgement.context.nodes[members])) > 1:
         text = "all links between their hosts are slow: a NIC at either end, the switch, or congestion; which does not show"
     return Cause(text)
@@ -110,9 +108,11 @@ def _host_cause(judgement: Judgement, finding: Finding, members: list[int]) -> C
     late = judgement.context.late
     if late is None or not judgement.starts_late(finding):
         return Cause("its host calls late while its GPU has nothing queued: data loader, Python, or CPU")
-    times, seconds = int(late.late[members].max()), float(late.seconds[members].mean())
-    seen = f"its host begins {times} of {late.seen} iterations {seconds:.2f} s later than the others"
-    if times <= RARELY * late.seen:
+    # Those before the slow-down say nothing of how often it is late since.
+    newest = late.seen if judgement.slow is None else min(late.seen, judgement.slow.iterations)
+    times, seconds = min(newest, int(late.late[members].max())), float(late.seconds[members].mean())
+    seen = f"its host begins {times} of {newest} iterations {seconds:.2f} s later than the others"
+    if times <= RARELY * newest:
         return Cause(f"{seen} (garbage collection, or another process)", SlowCause.PAUSES)
     return Cause(f"{seen} (slow data loader, or other work of the host)", SlowCause.LATE)
 

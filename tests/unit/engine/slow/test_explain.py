@@ -69,8 +69,8 @@ def test_the_summary_says_why_in_a_word_where_something_shows_it() -> None:
     """The on-call reads one line: a CPU limit, pauses or a late beginning belong there."""
     job = job_of(samples())
 
-    def summary(finding: Finding, late_times: int = 0, held_back: float = 0.0) -> str:
-        made = judgement(job, finding)
+    def summary(finding: Finding, late_times: int = 0, held_back: float = 0.0, slow: SlowDown | None = None) -> str:
+        made = replace(judgement(job, finding), slow=slow)
         size = len(job.members)
         at = np.arange(size) == finding.members[0]
         made.profile.held_back = np.where(at, held_back, 0.0)
@@ -82,6 +82,9 @@ def test_the_summary_says_why_in_a_word_where_something_shows_it() -> None:
     assert "rank 1 (host: CPU throttling, costs" in summary(host, held_back=0.9)
     assert "rank 1 (host: pauses, costs" in summary(host, late_times=4)
     assert "rank 1 (host: begins iterations late, costs" in summary(host, late_times=9)
+    assert "rank 1 (host: begins iterations late)" in summary(host, late_times=4, slow=SlowDown(0.0, 1.0, 2.0, 4, 4)), (
+        "of four iterations since it was late in each: those before do not count"
+    )
     assert "rank 1 (host, costs" in summary(host)
     assert "rank 1 (computation, costs" in summary(gpu)
 
