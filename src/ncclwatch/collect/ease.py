@@ -17,6 +17,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ncclwatch.target.held import check_all
+
 if TYPE_CHECKING:
     from ncclwatch.collect.watched import Watched
 
@@ -86,6 +88,7 @@ class Ease:
 
 def all_go_on(watched: Collection[Watched]) -> bool:
     """Whether every process does what it did: moves on, or rests as it did."""
+    check_all(one.pid for one in watched)
     # Each is asked, also after one that does not: its next answer is to be about the time from now on.
     answers = [one.goes_on() for one in watched]
     return all(answers)

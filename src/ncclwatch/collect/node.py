@@ -31,6 +31,7 @@ from ncclwatch.model.failure import ProcessEnd
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.stopping import Stop
 from ncclwatch.target.endings import Endings
+from ncclwatch.target.held import check_all
 from ncclwatch.target.process import boot_id
 from ncclwatch.target.session import TargetProcess
 from ncclwatch.wire.governor import DEFAULT_BUDGET, Mode
@@ -468,6 +469,7 @@ class NodeCollector:
         if self._backwards:
             wanted.reverse()
         # A microsecond a word: all are of nearly one moment. To decode them takes thirty times as long, and on full cores longer.
+        check_all(watched.pid for watched in wanted if watched.gone is None)
         for watched in wanted:
             watched.fetch()
         looked = [(watched, watched.gone is not None, watched.look(keep=3)) for watched in wanted]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -20,6 +21,8 @@ from ncclwatch.errors import TargetError
 FILES = frozenset({"maps", "environ", "cmdline"})
 """Names of the files that are read under the lock."""
 LOOK_S = 0.25
+MOMENT_S = 0.1
+"""So long a process whose memory could be read is not asked again whether it can be."""
 PATIENCE = 8
 """Looks in a row at which the reader sleeps in the kernel (state D). One that waits for a CPU does not, however long it takes."""
 
@@ -71,12 +74,17 @@ class _Reader:
 _idle: list[_Reader] = []
 _left: dict[int, _Reader] = {}
 """Readers that were left behind, by the process they read of."""
+_let: dict[int, float] = {}
+"""When the memory of a process could be read last, CLOCK_MONOTONIC."""
+MOST_LET = 1024
+"""Bound: processes of which that is kept."""
 
 
 def _forget() -> None:
     """In a child of ours no such thread runs."""
     _idle.clear()
     _left.clear()
+    _let.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -89,15 +97,49 @@ def dismiss() -> None:
 
 
 def check(pid: int) -> None:
-    """Raise :class:`HeldError` where the memory of a process cannot be read now; what else is wrong with it is not told here."""
+    """Raise :class:`HeldError` where the memory of a process cannot be read now; what else is wrong with it is not told here.
+
+    Asked once a moment.
+    """
+    if time.monotonic() - _let.get(pid, -MOMENT_S) <= MOMENT_S:
+        return
     with suppress(OSError):
         within(pid, lambda: read_first(pid))
+    _note([pid])
+
+
+def check_all(pids: Iterable[int]) -> None:
+    """Ask of several processes what :func:`check` asks of one, in one exchange with the thread that reads: of all those that are
+    looked at in a moment. Who cannot be read is told when it is asked alone.
+    """
+    asked, came = [pid for pid in pids if pid not in _left], list[int]()
+
+    def read() -> bytes:
+        for pid in asked:
+            with suppress(OSError):
+                read_first(pid)
+            came.append(pid)
+        return b""
+
+    if asked:
+        with suppress(HeldError):
+            _ask(read, lambda: asked[min(len(came), len(asked) - 1)])
+        _note(came)
+
+
+def _note(pids: Iterable[int]) -> None:
+    if len(_let) > MOST_LET:
+        _let.clear()
+    _let.update(dict.fromkeys(pids, time.monotonic()))
 
 
 def read_first(pid: int) -> bytes:
     """A byte of the process's memory, by way of its environment."""
-    with Path(f"/proc/{pid}/environ").open("rb", buffering=0) as file:
-        return file.read(1)
+    file = os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, 1)
+    finally:
+        os.close(file)
 
 
 def within(pid: int, read: Callable[[], bytes]) -> bytes:
@@ -108,6 +150,11 @@ def within(pid: int, read: Callable[[], bytes]) -> bytes:
         # It may have been begun with privileges that this process has given up since: it is not asked again.
         _left.pop(pid, None)
         left.end()
+    return _ask(read, lambda: pid)
+
+
+def _ask(read: Callable[[], bytes], whom: Callable[[], int]) -> bytes:
+    """The same; ``whom`` is the process that it reads of by now."""
     try:
         reader = _idle.pop()
     except IndexError:
@@ -121,6 +168,7 @@ def within(pid: int, read: Callable[[], bytes]) -> bytes:
         except Empty:
             asleep = asleep + 1 if reader.sleeps else 0
         if asleep >= PATIENCE:
+            pid = whom()
             _left[pid] = reader
             raise HeldError(pid)
     _idle.append(reader)

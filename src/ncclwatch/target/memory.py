@@ -42,8 +42,6 @@ LOWEST_ADDRESS = 0x10000
 """vm.mmap_min_addr: a smaller "pointer" is a tag such as ``(ncclComm*)0x1``."""
 
 _MAPS_MIN_AGE_S = 1.0
-MOMENT_S = 0.1
-"""So long a process whose memory could be read is not asked again whether it can be."""
 
 Range = tuple[int, int]
 """(address, size in bytes)."""
@@ -210,8 +208,6 @@ class LiveReader:
         self._maps: tuple[Mapping, ...] = ()
         self._maps_time = 0.0
         self._anchor = 0
-        self._let = -MOMENT_S
-        """When its memory could be read last, CLOCK_MONOTONIC."""
         try:
             self._load_maps()
             self.check()
@@ -228,7 +224,7 @@ class LiveReader:
 
     def check(self) -> None:
         """Raise :class:`TargetGoneError` when the process exited or replaced itself by exec since it was opened."""
-        self._wait_for_map()
+        held.check(self.pid)
         try:
             alive = os.pread(self._mem, 1, self._anchor)
         except OSError as error:
@@ -377,17 +373,11 @@ class LiveReader:
             else:
                 wanted = []
 
-    def _wait_for_map(self) -> None:
-        """Raise :class:`~ncclwatch.target.held.HeldError` where a read would not come back; asked once a moment."""
-        if time.monotonic() - self._let > MOMENT_S:
-            held.check(self.pid)
-            self._let = time.monotonic()
-
     def _call(self, local: int, remote: int, count: int) -> int:
         """One process_vm_readv into one local range: bytes that arrived, 0 for a fault in the first; raises when forbidden or
         gone.
         """
-        self._wait_for_map()
+        held.check(self.pid)
         got = int(_process_vm_readv(self.pid, local, 1, remote, count, 0))
         self.counters.calls += 1
         if got >= 0:
