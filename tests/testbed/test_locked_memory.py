@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.attach, pytest.mark.quiet, pytest.mark.skipif(not can_
 HELD = "one of its threads sleeps and holds its memory map"
 
 
+@pytest.mark.long
 def test_a_process_that_nobody_can_look_into_holds_up_nothing(tmp_path: Path) -> None:
     with Job(nccl="2.27.5", ranks=2, count=1 << 12, extra=("--pause-us", "20000")) as job, locked(tmp_path) as pid:
         reader = subprocess.Popen(["cat", f"/proc/{pid}/environ"], stdout=subprocess.DEVNULL)

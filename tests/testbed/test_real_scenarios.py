@@ -25,6 +25,7 @@ JOBS = (os.cpu_count() or 2) + 4
 
 LONG = {
     "quick-clean",
+    "quick-clean-shared-memory",
     "quick-gpu-stall",
     "quick-kill",
     "quick-link-down",
@@ -36,7 +37,8 @@ LONG = {
     "quick-swap",
     "quick-two-stopped",
 }
-"""Played by `make test-all`: like another one, or like a job of ``test_diagnose_faults`` or ``test_network_faults``."""
+"""Played by `make test-all`: like another one, or like a job of ``test_diagnose_job`` (healthy), ``test_diagnose_faults`` or
+``test_network_faults``."""
 
 IN_HINDSIGHT = {
     ("quick-skip", Attach.POST_HANG): "that a call was left out is in the order of finished calls, which memory does not keep",
