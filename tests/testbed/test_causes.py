@@ -66,7 +66,7 @@ def check(verdict: dict[str, Any], row: str) -> None:
     assert verdict["knowledge"][0]["row"] == row, verdict["knowledge"]
 
 
-@pytest.mark.parametrize("fault", ["loader", "gil", pytest.param("user", marks=pytest.mark.long)])
+@pytest.mark.parametrize("fault", [pytest.param(fault, marks=[pytest.mark.long] * (fault == "user")) for fault in HANGS])
 def test_what_a_rank_does_instead_is_the_cause(tmp_path: Path, fault: str) -> None:
     row, doing = HANGS[fault]
     with job(fault, tmp_path / "fault") as running:

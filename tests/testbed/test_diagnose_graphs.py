@@ -206,7 +206,7 @@ SLOW = {
 }
 
 
-@pytest.mark.parametrize("kind", ["loader", pytest.param("slow_gpu", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.long] * (kind == "slow_gpu")) for kind in SLOW])
 def test_a_rank_that_becomes_slow_between_replays_is_named(kind: str) -> None:
     """Launches are calls too, of graphs that were captured before anybody watched. What one holds is opened once the GPU comes to
     it: that nothing is open does not mean that the host is late.

@@ -66,7 +66,7 @@ def test_a_path_that_stands_still_is_probed_and_the_answer_is_in_the_verdict(cas
         assert {plane.name for plane in session.planes if plane.running} >= {"paths"}
 
 
-@pytest.mark.parametrize("case", [pytest.param("link-down", marks=pytest.mark.long), "silent-receiver"])
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.long] * (case == "link-down")) for case in CASES])
 def test_agents_probe_by_themselves_what_a_hung_job_waits_on(case: str, tmp_path: Path) -> None:
     """Two hosts, an agent each, and nobody who asks or has allowed it: the verdict tells a dead path from a silent application.
 

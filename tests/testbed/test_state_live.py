@@ -106,12 +106,12 @@ def test_a_frozen_rank_and_its_neighbours(frozen: Job) -> None:
 
 def test_what_is_still_stays_still_and_a_snapshot_shows_the_same(frozen: Job, tmp_path: Path) -> None:
     path = tmp_path / "hung.ncw"
+    began = time.monotonic_ns()
     record_snapshot(frozen.pids, path, samples=2, interval=0.2)
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.stat().st_size < 200_000
     recorded = load_snapshot(path)
     assert [len(samples) for samples in recorded] == [2] * 4
-    assert max(second.time_ns for _, second in recorded) - min(first.time_ns for first, _ in recorded) >= 200_000_000
     for live, (first, second) in zip(look(frozen), recorded, strict=True):
         for sample in (first, second):
             assert sample.process.key == live.process.key
@@ -120,7 +120,9 @@ def test_what_is_still_stays_still_and_a_snapshot_shows_the_same(frozen: Job, tm
             assert sample.pending == live.pending
             assert (sample.run_state == "T") == (live.run_state == "T")
             assert sample.torn == 0
-        assert second.time_ns > first.time_ns
+        # A process that is read late in the first round may have less than the interval between its samples.
+        assert second.time_ns > first.time_ns > began
+        assert second.time_ns >= began + 200_000_000
 
 
 @pytest.mark.parametrize("shape", ["allreduce", "alltoall", "pipeline"])

@@ -468,8 +468,8 @@ class NodeCollector:
         self._backwards = not self._backwards
         if self._backwards:
             wanted.reverse()
-        # A microsecond a word: all are of nearly one moment. To decode them takes thirty times as long, and on full cores longer.
         check_all(watched.pid for watched in wanted if watched.gone is None)
+        # A microsecond a word: all are of nearly one moment. To decode them takes thirty times as long, and on full cores longer.
         for watched in wanted:
             watched.fetch()
         looked = [(watched, watched.gone is not None, watched.look(keep=3)) for watched in wanted]

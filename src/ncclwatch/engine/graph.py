@@ -228,8 +228,7 @@ class Places:
         self._waiters, self._targets, self.standing, _ = np.split(places.reshape(-1), np.cumsum([*map(len, every[:3])]))
         # A wait that is merely possible counts only where nothing else leaves the node. Proven and likely ones are followed
         # alike: of two operations that a rank has open, the one of which more is proven need not come first.
-        retracted = np.array([*graph.retracted], np.int64)
-        followed, possible = ~is_among(edges, retracted), graph.waits.possible[edges]
+        followed, possible = ~is_among(edges, [*graph.retracted]), graph.waits.possible[edges]
         if possible.any():
             followed &= ~possible | ~np.isin(self._waiters, self._waiters[followed & ~possible])
         self.edges, self.waiters, self.targets = edges[followed], self._waiters[followed], self._targets[followed]

@@ -362,8 +362,9 @@ def _comes_after(case: Case, wait: Wait) -> bool:
     """Whether by its recorded calls who waits is before another operation, and nothing shows that it has begun this one."""
     if (end := wait.end) is None or not isinstance(wait.subject, RankNode):
         return False
-    begun, kernels = end.sub.gpu_began if wait.key.point_to_point else has_moved(case.job, wait), _in_order(case, end.member)
-    return not begun and kernels.first is not None and kernels.of.get(end.operation.address) != kernels.first
+    begun = end.sub.gpu_began if wait.key.point_to_point else has_moved(case.job, wait)
+    kernels = None if begun else _in_order(case, end.member)
+    return kernels is not None and kernels.first is not None and kernels.of.get(end.operation.address) != kernels.first
 
 
 def _in_order(case: Case, member: Member) -> Kernels:

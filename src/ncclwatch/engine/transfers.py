@@ -13,7 +13,7 @@ from operator import attrgetter
 import numpy as np
 
 from ncclwatch.engine.edges import NOBODY, ConnectionKey, End, Stall, Why
-from ncclwatch.model.columns import Column, Flags, Places, column, has_one, is_among, matching, numbered
+from ncclwatch.model.columns import Column, Flags, Places, column, has_one, matching, numbered
 from ncclwatch.model.job import Group, Job, Member
 from ncclwatch.model.joined import has_arrived
 from ncclwatch.model.rings import CONNECTION_SLOTS
@@ -272,8 +272,9 @@ class Compared:
         waiting, sends = np.flatnonzero(shows == PLACE_OF[Why.GPU_NOT_READY]), np.flatnonzero(t.begun & t.sends)
         # All ranks run an operation by one algorithm.
         numbers = numbered((t.group[rows[waiting]], t.op_count[rows[waiting]]))
-        row_of = dict(zip(numbers.tolist(), rows[waiting].tolist(), strict=True))
-        waiting = waiting[is_among(numbers, [one for one, row in row_of.items() if t.operation_of(row).algorithm == "Tree"])]
+        _, first, kind = np.unique(numbers, return_index=True, return_inverse=True)
+        in_tree = [t.operation_of(row).algorithm == "Tree" for row in rows[waiting[first]].tolist()]
+        waiting = waiting[np.array(in_tree, np.bool_)[kind]]
         if not len(waiting):
             return found
         columns: tuple[Column, ...] = (t.group, t.channel, t.rank, t.peer, t.op_count)

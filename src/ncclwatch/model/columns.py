@@ -64,7 +64,7 @@ def matching(wanted: Sequence[Column], among: Sequence[Column] | Column) -> Colu
 
 
 def is_among(values: Column, few: Sequence[int] | Column) -> Flags:
-    """For each value whether it is one of a few: numpy's ``isin``, which takes longer than to compare with each of them."""
+    """For each value whether it is one of ``few``. So few are compared one by one, which is quicker than numpy's ``isin``."""
     if len(few) > FEW:
         return np.isin(values, few)
     found = np.zeros(len(values), np.bool_)

@@ -150,7 +150,8 @@ class Observer:
             with collector_at_rest():
                 self._take_samples(sample_times)
         self._calls: dict[str, tuple[NDArray[np.float64], Events]] = {}
-        self._lost: dict[str, NDArray[np.float64]] = {}
+        self._lost: dict[str, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
+        """When lost records would have come, and how many that came were before each."""
         if "calls" in self._planes:
             self._take_calls()
         self._timings: dict[str, tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], Events]] = {}
@@ -200,14 +201,14 @@ class Observer:
             kept = self._rng.random(len(events)) >= observe.loss
             late = (self._rng.random(len(events)) < observe.late_fraction) * observe.late_ms / 1e3
             # The ring keeps the order: a record that comes late holds back those behind it of its process.
-            behind = np.lexsort((times, events["pid"]))
-            starts = np.flatnonzero(np.diff(events["pid"][behind], prepend=0))
-            arrival = np.empty_like(times)
-            for own in np.split(behind, starts[1:]):
-                arrival[own] = np.maximum.accumulate((times + late)[own])
-            order = np.argsort(arrival[kept], kind="stable")
+            arrival = times + late
+            for pid in np.unique(events["pid"]):
+                own = np.flatnonzero(events["pid"] == pid)
+                own = own[np.argsort(times[own], kind="stable")]
+                arrival[own] = np.maximum.accumulate(arrival[own])
+            order, lost = np.argsort(arrival[kept], kind="stable"), np.sort(arrival[~kept])
             self._calls[host] = (arrival[kept][order], events[kept][order])
-            self._lost[host] = np.sort(arrival[~kept])
+            self._lost[host] = lost, np.searchsorted(self._calls[host][0], lost)
 
     def _take_timings(self) -> None:
         rows: dict[str, list[tuple[float, float, float, tuple[int, ...]]]] = defaultdict(list)
@@ -259,7 +260,7 @@ class Observer:
             part["started_ns"][started[:n] > time] = 0
             part["finished_ns"][finished[:n] > time] = 0
             timings[host] = part
-        lost = {host: int(np.searchsorted(times, time, "right")) for host, times in self._lost.items()}
+        lost = {host: int(np.searchsorted(times, time, "right")) for host, (times, _) in self._lost.items()}
         network = [said for arrived, said in self._network if arrived <= time]
-        lost_after = {host: np.searchsorted(self._calls[host][0], times[: lost[host]]) for host, times in self._lost.items()}
+        lost_after = {host: after[: lost[host]] for host, (_, after) in self._lost.items()}
         return RecordSet([s for s in samples if s], calls, timings, lost, self._planes, network, lost_after)

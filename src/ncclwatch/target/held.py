@@ -109,8 +109,9 @@ def check(pid: int) -> None:
 
 
 def check_all(pids: Iterable[int]) -> None:
-    """Ask of several processes what :func:`check` asks of one, in one exchange with the thread that reads: of all those that are
-    looked at in a moment. Who cannot be read is told when it is asked alone.
+    """Ask of several processes what :func:`check` asks of one, in one exchange with the thread that reads.
+
+    Raises nothing: who cannot be read is told when it is asked alone.
     """
     asked, came = [pid for pid in pids if pid not in _left], list[int]()
 
@@ -154,7 +155,9 @@ def within(pid: int, read: Callable[[], bytes]) -> bytes:
 
 
 def _ask(read: Callable[[], bytes], whom: Callable[[], int]) -> bytes:
-    """The same; ``whom`` is the process that it reads of by now."""
+    """What ``read`` returns or raises. Where it does not come back, its thread is left behind and the process that it reads of by
+    then (``whom``) is held.
+    """
     try:
         reader = _idle.pop()
     except IndexError:

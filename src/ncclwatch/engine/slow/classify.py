@@ -20,7 +20,7 @@ from ncclwatch.model.verdict import SlowCause, VerdictClass
 from ncclwatch.model.verdict import SlowKind as Kind
 
 RARELY = 0.6
-"""Bound: part of the iterations up to which who begins them late is late now and then; it decides on words alone."""
+"""Bound: part of the iterations since the slow-down; who begins more of them late is not late now and then. For words alone."""
 FELL = 0.65
 """A rank lacks CPUs when the part of its runnable time in which it runs falls so low. Unit: ratio to its past. From: chosen."""
 LEAST_WAIT = 0.3
@@ -108,7 +108,6 @@ def _host_cause(judgement: Judgement, finding: Finding, members: list[int]) -> C
     late = judgement.context.late
     if late is None or not judgement.starts_late(finding):
         return Cause("its host calls late while its GPU has nothing queued: data loader, Python, or CPU")
-    # Those before the slow-down say nothing of how often it is late since.
     newest = late.seen if judgement.slow is None else min(late.seen, judgement.slow.iterations)
     times, seconds = min(newest, int(late.late[members].max())), float(late.seconds[members].mean())
     seen = f"its host begins {times} of {newest} iterations {seconds:.2f} s later than the others"
