@@ -67,9 +67,7 @@ HELD_BACK = 0.25
 of them can lose a fifth of its speed and more.
 """
 HELD_TIMES = 2.0
-"""Unit: times the median of all ranks; so much more, and a limit of its own holds a rank back. From: chosen, as equal limits hold
-back alike who works alike.
-"""
+"""So much more, and a limit of its own holds a rank back. Unit: times the median of all. From: chosen: equal ones act alike."""
 
 
 def throttled_share(before: CpuLimit | None, after: CpuLimit | None) -> float | None:

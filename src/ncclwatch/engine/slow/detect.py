@@ -48,9 +48,12 @@ SLOW_FROM = 2
 
 @dataclass(frozen=True, slots=True)
 class SlowDown:
-    """A stretch of slow iterations: since when (seconds on the clock of the iterations), usual and mean duration in it."""
+    """A stretch of slow iterations: since when, and since when after its last lull (``newest``, of which the other figures are),
+    in seconds on the clock of the iterations; usual and mean duration.
+    """
 
     since: float
+    newest: float
     normal_s: float
     mean_s: float
     iterations: int
@@ -145,7 +148,8 @@ class IterationWatch:
         if self._open is not None and self._open.duration > limit:
             durations.append(self._open.duration)
         normal, mean = float(self.usual.mean()), float(np.mean(durations))
-        slow = SlowDown(self.slow.since, normal, mean, len(durations), sum(duration > limit for duration in durations))
+        newest = max(self.slow.since, self._last_end - sum(self.slow.durations))
+        slow = SlowDown(self.slow.since, newest, normal, mean, len(durations), sum(duration > limit for duration in durations))
         return slow if mean >= LEAST_RATIO * normal else None
 
     def far_longer(self) -> SlowDown | None:
@@ -159,13 +163,14 @@ class IterationWatch:
             if self._open is not None and self._open.duration >= least:
                 since.append(self._open.duration)
             if since and min(since) >= least:
-                return SlowDown(begun[start], float(np.mean(past)), float(np.mean(since)), len(since), len(since), alone=True)
+                first, many = begun[start], len(since)
+                return SlowDown(first, first, float(np.mean(past)), float(np.mean(since)), many, many, alone=True)
         return None
 
     def _look_for_change(self, at_hand: Iteration | None = None) -> None:
         """Set ``slow`` where the newest iterations come from another distribution than those before."""
         kept = [*self.healthy, *([at_hand] if at_hand is not None else [])]
-        start = change_point(np.array([iteration.duration for iteration in kept]))
+        start = change_point(np.array([one.end - one.begin for one in kept]))  # a property for each takes three times as long
         if start is not None:
             # All of them tell what is slow: by the first few alone it would seem over before the next pause.
             begin, durations = kept[start].begin, [iteration.duration for iteration in list(self.healthy)[start:]]

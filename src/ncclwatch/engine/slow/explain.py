@@ -32,9 +32,7 @@ from ncclwatch.model.verdict import SlowKind as Kind
 from ncclwatch.text import compressed
 
 PLAIN_RATIO = 1.0
-"""A job that takes twice as long is said to from the first moment on that counts as a slow-down: its iterations may take minutes.
-Unit: ratio beyond 1. From: chosen.
-"""
+"""A job that takes twice as long is said to at once: its iterations may take minutes. Unit: ratio beyond 1. From: chosen."""
 MANY = 3
 """Bound: from so many ranks on they are named together."""
 MOST_LINES = 16

@@ -190,9 +190,7 @@ class SlowWatch:
         return enough and iterations.known and iterations.slow_s < BRIEF_S and iterations.far_longer() is None
 
     def searches(self, job: Job) -> bool:
-        """Whether more samples are wanted: a job is slow, and nobody is named, or a network beside which work shows later, or a
-        rank that may not be the only one.
-        """
+        """Whether more samples are wanted: a job is slow, and nobody is named, or who is may not be the only one (a network)."""
         watch = self._watch_of(job)
         network = VerdictClass.SLOW_COMMUNICATION
         told = (said := watch.standing) is not None and said.verdict_class is not network and not said.may_grow
@@ -330,7 +328,7 @@ class SlowWatch:
             late, unseen = with_calls(late, job, self.ledger, clocks, slow)
         return replace(
             context, lost=slow.lost_share, before=before, alike=alike, late=late, unseen=unseen,
-            delayed=watch.round_trips.delayed(since), idle=watch.idle_share(since, slow.lost_share),
+            delayed=watch.round_trips.delayed(since), idle=watch.idle_share(slow.newest + watch.offset_s, slow.lost_share),
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from ncclwatch.engine.slow.detect import SlowDown
 from ncclwatch.engine.slow.findings import Finding
 from ncclwatch.model.verdict import SlowKind as Kind
 
-SLOW = SlowDown(since=0.0, normal_s=0.6, mean_s=1.0, iterations=20, slow=20)
+SLOW = SlowDown(since=0.0, newest=0.0, normal_s=0.6, mean_s=1.0, iterations=20, slow=20)
 
 
 def finding(share: float) -> Finding:

@@ -130,7 +130,7 @@ def test_an_iteration_far_longer_than_all_before_is_told_apart() -> None:
     """It may be a pause, so it is no slow-down yet; who is asked why says which."""
     begin = BEGAN + sum(QUIET)
     one = with_open(QUIET, 7.0).far_longer()
-    assert one == SlowDown(begin, float(np.mean(QUIET)), 7.0, 1, 1, alone=True)
+    assert one == SlowDown(begin, begin, float(np.mean(QUIET)), 7.0, 1, 1, alone=True)
     ended = with_open([*QUIET, 9.0], 0.2).far_longer()
     assert ended is not None and (ended.since, ended.mean_s) == (begin, 9.0), "the one at hand has just begun"
     two = with_open([*QUIET, 9.0], 7.0).far_longer()
@@ -219,6 +219,8 @@ def test_a_slow_down_that_comes_again_soon_is_the_same_one() -> None:
     assert watch.slow is not None and watch.slow.since == pytest.approx(began)
     assert watch.lull is not None and watch.lull[1] == pytest.approx(again) and began + 8.0 <= watch.lull[0] < again
     assert watch.slow.durations == pytest.approx([2.0] * 4), "how slow it is, it is now"
+    slow = watch.slow_down()
+    assert slow is not None and slow.newest == pytest.approx(again), "and what is lost is lost since then"
 
 
 def test_a_slow_down_that_comes_much_later_is_another() -> None:

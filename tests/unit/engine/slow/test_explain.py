@@ -82,7 +82,7 @@ def test_the_summary_says_why_in_a_word_where_something_shows_it() -> None:
     assert "rank 1 (host: CPU throttling, costs" in summary(host, held_back=0.9)
     assert "rank 1 (host: pauses, costs" in summary(host, late_times=4)
     assert "rank 1 (host: begins iterations late, costs" in summary(host, late_times=9)
-    assert "rank 1 (host: begins iterations late)" in summary(host, late_times=4, slow=SlowDown(0.0, 1.0, 2.0, 4, 4)), (
+    assert "rank 1 (host: begins iterations late)" in summary(host, late_times=4, slow=SlowDown(0.0, 0.0, 1.0, 2.0, 4, 4)), (
         "of four iterations since it was late in each: those before do not count"
     )
     assert "rank 1 (host, costs" in summary(host)
@@ -104,7 +104,7 @@ def test_a_job_that_takes_twice_as_long_is_said_to_as_soon_as_that_has_repeated(
     job, running = job_of(samples()), Verdict(VerdictClass.RUNNING, "4 processes: NCCL makes progress")
 
     def said(ratio: float, iterations: int) -> str:
-        return unlocated(job, running, SlowDown(0.0, 1.0, 1.0 + ratio, iterations, iterations)).summary
+        return unlocated(job, running, SlowDown(0.0, 0.0, 1.0, 1.0 + ratio, iterations, iterations)).summary
 
     assert "iterations take 12.00 s instead of 1.00 s" in said(11.0, 3)
     assert said(0.5, 3) == running.summary and "who holds it up does not show" in said(0.5, 8)

@@ -17,7 +17,7 @@ from ncclwatch.model.state import Transport
 from unit.synthetic import WORLD, Rank, address_of, communicator, looks
 
 NORMAL_S, SLOW_S, SINCE_S = 0.2, 0.7, 4.0
-SLOW = SlowDown(SINCE_S, NORMAL_S, SLOW_S, 20, 20)
+SLOW = SlowDown(SINCE_S, SINCE_S, NORMAL_S, SLOW_S, 20, 20)
 CALLS = 8
 """Calls an iteration, four of them ahead of the GPU."""
 
