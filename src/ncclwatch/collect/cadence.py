@@ -40,6 +40,10 @@ TILED = 0.5
 """Of the time so much lies in iterations, since they follow one another. Unit: share of the time. From: Chosen: in a loop whose
 calls the host makes at once it is a hundredth.
 """
+AT_ONCE = 50.0
+"""Where the mean of the newest iterations is so many times their median, a host makes several of them at once, and then waits.
+Unit: ratio. From: Chosen: three micro-batches called at once have thousands; a job that pauses for half of its time has 2.
+"""
 INNER_CALLS = KEPT_CALLS // 2
 """Bound: calls of an inner loop after which nothing longer is looked for."""
 RUNS = (1, 2, 4, 8, 16)
@@ -199,11 +203,13 @@ class Cadence:
 
         Either it is single calls, of which a quarter is as quick as those of layers. Or most of the time lies outside of it: a
         host may call a whole iteration at once, and then wait. The time since the last one, ``until`` now (seconds), counts only
-        where most are quick: else the one at hand may just be slow.
+        where most are quick: else the one at hand may just be slow. Or several (micro-batches) are called at once.
         """
         if not self.iterations:
             return False
-        quick = self._quick_share
+        quick, newest = self._quick_share, self._newest
+        if sum(newest) > AT_ONCE * len(newest) * sorted(newest)[len(newest) // 2]:
+            return True
         open_s = max(0.0, until - self._cut_s) if quick > 0.5 and self._cut_s else 0.0
         single = self.period.length == 1 and quick > 0.25
         return single or self._in_iterations_s < TILED * (self._covered_s + open_s)
@@ -232,8 +238,13 @@ class Cadence:
     @property
     def _quick_share(self) -> float:
         """Of the newest iterations, those so short that they may be of an inner loop: 0 to 1."""
-        newest = [one.duration for one in islice(reversed(self.iterations), SETTLED)]
+        newest = self._newest
         return sum(duration < INNER_S for duration in newest) / len(newest)
+
+    @property
+    def _newest(self) -> list[float]:
+        """Durations of the newest iterations, seconds."""
+        return [one.duration for one in islice(reversed(self.iterations), SETTLED)]
 
     def _split(self) -> None:
         """Cut what is kept where iterations end; while the period is not settled the calls stay, to be searched again."""

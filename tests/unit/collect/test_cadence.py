@@ -111,6 +111,29 @@ class TestCadence:
         assert inner[0] == (2, True) and inner[-1] == (145, False)
         assert [i.duration for i in found.iterations] == pytest.approx([7.0] * len(found.iterations), rel=0.01)
 
+    def test_micro_batches_that_a_host_calls_at_once_show_no_iteration_times(self) -> None:
+        """Three of them within a moment, one like another, and then the GPU works."""
+        cadences = Cadences()
+        micro_batch = [(Function.RECV, DATA, 0), (Function.ALL_REDUCE, TENSOR, -1), (Function.SEND, DATA, 0)]
+        for number in range(12):
+            times = [100.0 + 14.0 * number + 3e-5 * at for at in range(9)]
+            cadences.add_calls(calls(micro_batch * 3, times))
+        found = cadences.of["", 7]
+        assert found.period.length == 3 and max(one.duration for one in found.iterations) > 13.0
+        assert found.is_inner(268.0) and found.whole_program(268.0) == 0
+
+    @pytest.mark.parametrize("pause_s", [1.0, 5.0])
+    def test_a_job_that_pauses_now_and_then_shows_iteration_times(self, pause_s: float) -> None:
+        cadences, time, times = Cadences(), 100.0, list[float]()
+        for number in range(80):
+            times += [time + 0.01 * at for at in range(3)]
+            time += 0.25 + pause_s * (number % 4 == 3)
+        cadences.add_calls(
+            calls([(Function.RECV, DATA, 0), (Function.ALL_REDUCE, DATA, -1), (Function.SEND, DATA, 0)] * 80, times)
+        )
+        found = cadences.of["", 7]
+        assert found.period.length == 3 and not found.is_inner(time)
+
     def test_micro_batches_are_no_iterations_however_long_they_take(self) -> None:
         """Sixteen micro-batches of half a second, one like another, and then the gradients: so it goes on."""
         cadences, time = Cadences(), 100.0
