@@ -7,8 +7,8 @@ pair the agent comes first, so that a machine that gets slower or faster favours
 pair's two spans; printed are the median over the pairs with its exact 95 % interval, and their lowest and highest. Nothing is
 asserted.
 
-``--settled`` measures an agent for which all is well: samples are 15 s apart, and a span of 15 s holds one. That takes 60 samples
-of a healthy job. Here 10 do, in the agent alone that is measured, or a pair would take two minutes.
+``--settled`` measures an agent for which all has long been well: samples are 60 s apart. That takes 60 samples of a healthy job
+and ten minutes. Here 10 samples and ten seconds do, in the agent alone that is measured, or a pair would take as long.
 """
 
 from __future__ import annotations
@@ -33,9 +33,15 @@ from testbed.job import Job
 from testbed.watcher import pids
 
 NCCLWATCH = [sys.executable, "-m", "ncclwatch"]
-EARLY = "from ncclwatch.engine.slow import watch; watch.SETTLED_SAMPLES = 10; from ncclwatch.cli.main import main; main()"
-"""The same, for which a job is well after ten samples."""
-SOON_WELL_S = 24.0
+EARLY = """\
+from ncclwatch.collect import ease
+from ncclwatch.engine.slow import watch
+watch.SETTLED_SAMPLES, ease.LONG_CALM_S = 10, 10.0
+from ncclwatch.cli.main import main
+main()
+"""
+"""The same, for which a job is well after ten samples, and has long been so ten seconds later."""
+SOON_WELL_S = 30.0
 """Seconds after which its samples are far apart."""
 SIZES = {"4 KiB": 1 << 12, "256 KiB": 1 << 18, "4 MiB": 1 << 22}
 COLLECTIVES = {
@@ -143,9 +149,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names with commas between: " + ", ".join([*COLLECTIVES, "training"]))
     parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=2.5, help="of a span")
-    parser.add_argument(
-        "--settled", action="store_true", help="measure once all has been well for a while; spans of 15 s or more"
-    )
+    parser.add_argument("--settled", action="store_true", help="measure once all has been well for long; spans of 15 s or more")
     parser.add_argument("--ranks", type=int, nargs="*", default=[8, 16], help="of the training job")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("arguments", nargs="*", help="further arguments of attach, after --, for example -- --no-probes")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 WIDEST_S = 15.0
 """Seconds between two looks while all is well, by default."""
+LONG_CALM_S, RARER = 600.0, 4
+"""After so many seconds in which all was well looks are so many times rarer still: what is usual has been seen often by then."""
 ALLOWED_S = 5.0
 """For so long an allowance holds: an engine that is gone allows nothing."""
 STEADY_S = 10.0
@@ -46,6 +48,8 @@ class Ease:
     _narrow_until: float = 0.0
     _look_s: float = 0.0
     """CPU time of a look, smoothed."""
+    _calm_since: float = math.inf
+    """Since when looks have been far apart."""
     _span: int = -1
 
     def allow(self, now: float, *, well: bool = True, narrow: bool = False) -> None:
@@ -77,10 +81,13 @@ class Ease:
 
     def is_due(self, now: float, clock_s: float) -> bool:
         """Whether to look. ``clock_s`` is the clock that nodes have in common: they look in the same moment of each
-        ``widest_s`` seconds of it.
+        ``widest_s`` seconds of it, after a long calm of each ``RARER`` times as many.
         """
-        span = math.floor(clock_s / self.widest_s) if self.widest_s > 0 else 0
-        due = span != self._span or not self.is_wide(now)
+        wide = self.is_wide(now)
+        self._calm_since = min(self._calm_since, now) if wide else math.inf
+        apart_s = self.widest_s * (RARER if now - self._calm_since >= LONG_CALM_S else 1)
+        span = math.floor(clock_s / apart_s) if apart_s > 0 else 0
+        due = not wide or span != self._span
         if due:
             self._span = span
         return due

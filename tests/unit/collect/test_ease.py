@@ -7,13 +7,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from inspect import signature
+from itertools import pairwise
 
 import pytest
 
 from ncclwatch.cli.agent import agent
 from ncclwatch.cli.attach import attach
 from ncclwatch.cli.live import LiveSession
-from ncclwatch.collect.ease import ALLOWED_S, MOST_SHARE, NARROW, NARROW_S, STEADY_S, WIDEST_S, Ease, all_go_on
+from ncclwatch.collect.ease import (
+    ALLOWED_S,
+    LONG_CALM_S,
+    MOST_SHARE,
+    NARROW,
+    NARROW_S,
+    RARER,
+    STEADY_S,
+    WIDEST_S,
+    Ease,
+    all_go_on,
+)
 from ncclwatch.collect.flows import CALM_INTERVAL_S, REST_INTERVAL_S, FlowCollector
 from ncclwatch.collect.node import NodeCollector
 from ncclwatch.collect.watched import Watched
@@ -72,6 +84,23 @@ def test_an_allowance_leaves_one_look_to_each_span_of_the_common_clock_and_expir
     assert taken == [0, 5, 20, 35, 50]
     later = 159.0 + ALLOWED_S
     assert ease.is_wide(later - 0.1) and not ease.is_wide(later)
+
+
+def test_after_a_long_calm_looks_are_rarer_until_something_happens() -> None:
+    ease, taken = Ease(15.0), []
+    for second in range(int(2 * LONG_CALM_S)):
+        if second == LONG_CALM_S + 200:
+            ease.disturb(float(second))
+        ease.allow(float(second))
+        if ease.is_due(float(second), 3000.0 + second):
+            taken.append(second)
+    steps = {second: later - second for second, later in pairwise(taken)}
+    assert {step for at, step in steps.items() if at < LONG_CALM_S} == {15}
+    calm = [at for at in steps if LONG_CALM_S <= at < LONG_CALM_S + 180]
+    assert {steps[at] for at in calm[1:]} == {15 * RARER}, "and the looks are at moments that other nodes have in common"
+    assert all((3000 + at) % (15 * RARER) == 0 for at in calm[1:])
+    after = [step for at, step in steps.items() if at > LONG_CALM_S + 200 + STEADY_S + 15]
+    assert set(after) == {15}, "a new calm begins as the first did"
 
 
 def test_nodes_look_in_the_same_moment() -> None:
