@@ -81,8 +81,9 @@ def main() -> None:
 def run(chosen: AgentOptions) -> None:
     """Watch and send until the end."""
     bus = chosen.engine.startswith(BUS)
+    _do_without("typing_extensions")  # 0.5 MiB; msgspec takes what Python has since 3.11
     if not bus:
-        _do_without_openssl()
+        _do_without("_hashlib")  # OpenSSL, 3.4 MiB: Python brings functions of its own, and an agent hashes a few names
     from ncclwatch.collect.node import NodeCollector
     from ncclwatch.collect.ordering import OrderDesk
     from ncclwatch.messaging.privileges import drop_privileges
@@ -141,9 +142,10 @@ def _sender(chosen: AgentOptions, spool: Path | None, *, bus: bool) -> tuple[str
     return address, agent(address, keys=client_keys(address, keys, "agent"))
 
 
-def _do_without_openssl() -> None:
-    """Let ``hashlib`` take the functions that Python brings along: an agent hashes a few names, and OpenSSL is 3.4 MiB."""
-    sys.modules.setdefault("_hashlib", None)  # type: ignore[arg-type]
+def _do_without(*names: str) -> None:
+    """Let what would load a module do without it: it has another way."""
+    for name in names:
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
 
 
 def _settle() -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ncclwatch.errors import TargetError
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function
+from ncclwatch.model.rows import distinct
 from ncclwatch.probes.attach import Attacher, Backend, detach
 from ncclwatch.probes.bpf import BpfError, Link, possible_cpus, raise_memlock_limit
 from ncclwatch.probes.functions import FUNCTIONS
@@ -349,10 +350,11 @@ class CallTracer:
         """
         for alias in self._aliases:
             events = events[events["binary"] != alias]
-        pairs = np.unique(np.stack([events["pid"], events["binary"]], axis=1), axis=0)
+        pairs = distinct(events["pid"].astype(np.uint64) << np.uint64(32) | events["binary"].astype(np.uint64))
         by_pid: dict[int, list[int]] = {}
-        for pid, number in pairs[np.isin(pairs[:, 1], list(self._binaries))]:
-            by_pid.setdefault(int(pid), []).append(int(number))
+        for pid, number in (divmod(pair, 1 << 32) for pair in pairs.tolist()):
+            if number in self._binaries:
+                by_pid.setdefault(pid, []).append(number)
         for numbers in by_pid.values():
             for number in numbers[1:]:
                 first = self._binaries.get(numbers[0])
