@@ -3,6 +3,9 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
+# Tests start hundreds of commands: each would compile 300 modules anew where Python may not keep what it compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Debian's own interpreter: python3-bpfcc (BCC) is built for it.
 SYSTEM_PYTHON := /usr/bin/python3
 VENV := .venv
