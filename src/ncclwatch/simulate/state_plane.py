@@ -60,6 +60,12 @@ _Shared = dict[tuple[str, int, int], list[_Side]]
 """Open transfers through shared memory, of either end, by role, sender and receiver (global ranks)."""
 
 
+_Message = tuple[int, int, int, tuple[float, float], tuple[float, float]]
+"""Source and destination (global ranks), bytes, and when each of them started and launched it, seconds."""
+KEPT_MESSAGES = 4096
+"""Bound: messages of which it is kept how they go, as many as hosts that run ahead have open at a time."""
+
+
 @dataclass(slots=True)
 class _Totals:
     """Operations called so far, by role: plans, plans with proxy work, collectives, and by function; arrays by global rank."""
@@ -89,7 +95,13 @@ class StateReader:
         self._cursor = 0
         self._unsettled: list[Block] = []
         self._settled = _Totals()
-        self._messages: dict[tuple[int, int, int], Trace] = {}
+        self._parts: dict[tuple[str, int], list[Block]] = defaultdict(list)
+        """Blocks of operations that have members on several stages, one of each, by role and number."""
+        for block in timeline.blocks:
+            if block.role in ACROSS_STAGES:
+                self._parts[block.role, block.sequence].append(block)
+        self._messages: dict[_Message, Trace] = {}
+        """Those of the last samples: a message is open in many of them."""
         self._last_time = -math.inf
         self._last_seen: dict[int, tuple[Communicator, ...]] = {}
         """Communicators of each rank that can end, at the last look."""
@@ -213,7 +225,7 @@ class StateReader:
             members = groups(self.scenario.layout, block.role)[group]
             started, launched = np.full(len(members), math.inf), np.full(len(members), math.inf)
             _, index = membership(self.scenario.layout, block.role)
-            for part in self._parts(block):
+            for part in self._parts[block.role, block.sequence] if block.role in ACROSS_STAGES else (block,):
                 here = part.groups == group
                 started[index[part.ranks[here]]] = part.started[here]
                 launched[index[part.ranks[here]]] = part.launched[here]
@@ -221,12 +233,6 @@ class StateReader:
                 block.role, group, block.function, block.nbytes, started.tolist(), launched.tolist()
             )
         return block.traces[group]
-
-    def _parts(self, block: Block) -> list[Block]:
-        """A collective with members on several stages has one block a stage."""
-        if block.role not in ACROSS_STAGES:
-            return [block]
-        return [b for b in self.timeline.blocks if b.role == block.role and b.sequence == block.sequence]
 
     def _message_sides(self, block: Block, i: int, member: Membership, time: float) -> Iterator[_Side]:
         pieces = cut(self.scenario.network, "SendRecv", 2, block.nbytes)
@@ -242,7 +248,7 @@ class StateReader:
             own = (float(block.started[i]), launched)
             first, second = (own, other) if transfer.send else (other, own)
             source, destination = (rank, peer) if transfer.send else (peer, rank)
-            trace = self.machine.message(source, destination, block.nbytes, (first[0], second[0]), (first[1], second[1]))
+            trace = self._message((source, destination, block.nbytes, (first[0], second[0]), (first[1], second[1])))
             end = trace.ends[0 if transfer.send else 1][0]
             yield _Side(
                 block=block,
@@ -257,6 +263,14 @@ class StateReader:
                 counts=counters(end, 1, launched, time),
                 point_to_point=True,
             )
+
+    def _message(self, message: _Message) -> Trace:
+        """How a message goes, step by step: it follows from these alone."""
+        if message not in self._messages:
+            if len(self._messages) >= KEPT_MESSAGES:
+                self._messages.clear()
+            self._messages[message] = self.machine.message(*message)
+        return self._messages[message]
 
     # -- records ------------------------------------------------------------------------------------------------------------
 
