@@ -72,7 +72,7 @@ class Ncclwatch:
                 continue
             self._latest = latest
             self._rounds += 1
-            searches = any(self._live.slow.searches(job) for job, _ in self._live.judged)
+            searches = any(self._live.slow.searches(job, {}) for job, _ in self._live.judged)
             if (self._rounds - 1) % self._every and not searches:
                 continue
             for host, events in records.calls.items():

@@ -59,7 +59,8 @@ class Overhead:
     """What watching costs: probe hits and their estimated cost as a share of one core; our own CPU share and memory.
 
     ``wire_share`` is the largest share of its time that any thread has paid for bursts of probes on work requests so far, by the
-    governor's bill, ``wire_budget`` the share it may be, ``wire_bursts`` how many there were.
+    governor's bill, ``wire_budget`` the share it may be, ``wire_bursts`` how many there were. ``search_share`` is the
+    share of all the node's CPUs that samples take while a culprit is looked for.
     """
 
     hits_per_s: float | None
@@ -69,6 +70,7 @@ class Overhead:
     wire_share: float | None = None
     wire_budget: float | None = None
     wire_bursts: int = 0
+    search_share: float = 0.0
 
 
 class BatchHead(msgspec.Struct, kw_only=True):

@@ -13,6 +13,7 @@ alone, its judge asks for more of them; what it asks for is bounded there.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -74,6 +75,10 @@ class Ease:
         """Seconds between two looks that are not wide, where ``steady_s`` are usual."""
         narrow = now < self._narrow_until and self._look_s * NARROW <= MOST_SHARE * steady_s
         return steady_s / NARROW if narrow else steady_s
+
+    def search_share(self, steady_s: float) -> float:
+        """The share of all CPUs that looks take while a culprit is looked for."""
+        return self._look_s * NARROW / steady_s / (os.cpu_count() or 1)
 
     def is_wide(self, now: float) -> bool:
         """Whether looks may be far apart now."""

@@ -432,11 +432,13 @@ class NodeCollector:
         hits, share = self.calls.cost()
         own, resident = self._own.share(), self._own.resident_bytes()
         bill = self.work.bill if self.work is not None else None
+        overhead = Overhead(hits, share, own, resident, search_share=self.ease.search_share(self.interval_s))
         if bill is None:
-            return Overhead(hits, share, own, resident)
-        return Overhead(
-            hits, share, own + bill.own_share, resident + bill.rss_bytes, bill.worst_share or 0.0, bill.budget, bill.bursts
-        )
+            return overhead
+        return replace(
+            overhead, own_share=own + bill.own_share, rss_bytes=resident + bill.rss_bytes,
+            wire_share=bill.worst_share or 0.0, wire_budget=bill.budget, wire_bursts=bill.bursts,
+        )  # fmt: skip
 
     # --- parts of a step -----------------------------------------------------------------------------------------------
 

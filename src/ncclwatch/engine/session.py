@@ -289,7 +289,8 @@ class DiagnosisSession:
 
     def searching(self) -> frozenset[str]:
         """Hosts of jobs that are slow, of which not all is known that more looks would tell."""
-        found = (job for job, _ in self.diagnosis.judged if self.diagnosis.slow.searches(job))
+        cost = {node.name: node.overhead.search_share for node in self.nodes.values() if node.overhead is not None}
+        found = (job for job, _ in self.diagnosis.judged if self.diagnosis.slow.searches(job, cost))
         return frozenset(member.info.host for job in found for member in job.members)
 
     def ask(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -148,6 +149,15 @@ def test_looks_that_cost_too_much_are_not_nearer() -> None:
     for _ in range(20):
         ease.looked(0.05)
     assert ease.interval(100.0, 1.0) < 1.0, "one look that took long is forgotten"
+
+
+def test_what_looks_for_a_culprit_take_is_a_share_of_all_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    ease = Ease()
+    ease.looked(0.09)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert ease.search_share(1.0) == pytest.approx(NARROW * 0.045)
+    monkeypatch.setattr(os, "cpu_count", lambda: 96)
+    assert ease.search_share(1.0) < 0.003
 
 
 @pytest.mark.parametrize(("moves", "beats", "goes_on"), [

@@ -205,9 +205,7 @@ def operation_of(called: Signature | None, sequence: int | None) -> OperationRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disagreement(Fact):
-    """Ranks of a communicator that called different things; ``odd``: whom to name, with what; ``how`` that was chosen; ``tie``:
-    nothing tells who of them is wrong.
-    """
+    """Ranks of a communicator called different things; ``odd``: whom to name, with what; ``how`` chosen; ``tie``: none can be."""
 
     subject: int
     group: Group

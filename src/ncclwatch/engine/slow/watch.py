@@ -189,14 +189,16 @@ class SlowWatch:
         iterations, enough = watch.iterations, len(watch.looks) + len(watch.idle) >= SETTLED_SAMPLES
         return enough and iterations.known and iterations.slow_s < BRIEF_S and iterations.far_longer() is None
 
-    def searches(self, job: Job) -> bool:
-        """Whether more samples are wanted: a job is slow, and nobody is named, or who is may not be the only one (a network)."""
-        watch = self._watch_of(job)
-        network = VerdictClass.SLOW_COMMUNICATION
+    def searches(self, job: Job, cost: Mapping[str, float]) -> bool:
+        """Whether more samples are wanted: a job is slow, and nobody is named, or who is may not be the only one (a network). Not
+        where they take as much of all CPUs of a host (``cost``, 0 to 1) as the job loses: they would keep it slow.
+        """
+        watch, lost, network = self._watch_of(job), self.pace(job)[1], VerdictClass.SLOW_COMMUNICATION
         told = (said := watch.standing) is not None and said.verdict_class is not network and not said.may_grow
-        if (since := watch.slow_since) is None or told or watch.iterations.slow is None or len(job.members) > CHEAP_RANKS:
+        if (since := watch.slow_since) is None or told or len(job.members) > CHEAP_RANKS or lost is None:
             return False
-        return sum(look.time >= since for look in watch.looks) < SEARCHING_SAMPLES
+        looks = sum(look.time >= since for look in watch.looks)
+        return looks < SEARCHING_SAMPLES and all(cost.get(member.info.host, 0.0) < lost for member in job.members)
 
     def forget(self, present: Collection[ProcessKey]) -> None:
         """Forget jobs and processes that are watched no longer."""

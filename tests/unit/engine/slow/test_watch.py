@@ -154,7 +154,7 @@ def test_more_samples_are_wanted_while_a_slow_job_has_no_culprit(monkeypatch: py
             lives[:] = [self]
             verdict = super().update(samples)
             [(job, _)] = self.judged
-            wanted.append((self.slow.searches(job), verdict.verdict_class.accuses))
+            wanted.append((self.slow.searches(job, {}), verdict.verdict_class.accuses))
             return verdict
 
     monkeypatch.setitem(judged.__globals__, "LiveDiagnosis", Noting)
@@ -167,9 +167,12 @@ def test_more_samples_are_wanted_while_a_slow_job_has_no_culprit(monkeypatch: py
     [(job, _)] = live.judged
     watch = live.slow._watch_of(job)
     watch.standing = None
-    assert live.slow.searches(job)
+    assert live.slow.searches(job, {})
+    # Samples that take as much of the CPUs as the job loses would keep it slow.
+    lost, host = live.slow.pace(job)[1], job.members[0].info.host
+    assert lost is not None and live.slow.searches(job, {host: 0.9 * lost}) and not live.slow.searches(job, {host: lost})
     watch.looks.extend([watch.looks[-1]] * SEARCHING_SAMPLES)
-    assert not live.slow.searches(job)
+    assert not live.slow.searches(job, {})
 
 
 def test_who_asks_about_a_slow_job_is_told_what_stands() -> None:
