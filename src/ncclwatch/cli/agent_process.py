@@ -142,10 +142,9 @@ def _sender(chosen: AgentOptions, spool: Path | None, *, bus: bool) -> tuple[str
     return address, agent(address, keys=client_keys(address, keys, "agent"))
 
 
-def _do_without(*names: str) -> None:
-    """Let what would load a module do without it: it has another way."""
-    for name in names:
-        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+def _do_without(module: str) -> None:
+    """Let what would import a module find it missing, and take the other way that it has."""
+    sys.modules.setdefault(module, None)  # type: ignore[arg-type]
 
 
 def _settle() -> None:

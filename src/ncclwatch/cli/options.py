@@ -39,8 +39,8 @@ CalmIntervalOption = Annotated[
         metavar="SECONDS",
         min=0.0,
         max=60.0,
-        help="Seconds between two samples once all has been well for a minute; a pulse twice a second tells when it is not. "
-        "0: always --interval. A dashboard that somebody watches always keeps to --interval.",
+        help="Seconds between two samples once all has been well for a minute, four times as many after ten; a pulse twice "
+        "a second tells when it is not. 0: always --interval. A dashboard that somebody watches always keeps to --interval.",
     ),
 ]
 IntervalOption = Annotated[

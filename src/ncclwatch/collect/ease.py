@@ -73,12 +73,16 @@ class Ease:
 
     def interval(self, now: float, steady_s: float) -> float:
         """Seconds between two looks that are not wide, where ``steady_s`` are usual."""
-        narrow = now < self._narrow_until and self._look_s * NARROW <= MOST_SHARE * steady_s
+        narrow = now < self._narrow_until and self._search_cores(steady_s) <= MOST_SHARE
         return steady_s / NARROW if narrow else steady_s
 
     def search_share(self, steady_s: float) -> float:
         """The share of all CPUs that looks take while a culprit is looked for."""
-        return self._look_s * NARROW / steady_s / (os.cpu_count() or 1)
+        return self._search_cores(steady_s) / (os.cpu_count() or 1)
+
+    def _search_cores(self, steady_s: float) -> float:
+        """The same, of one core."""
+        return self._look_s * NARROW / steady_s
 
     def is_wide(self, now: float) -> bool:
         """Whether looks may be far apart now."""

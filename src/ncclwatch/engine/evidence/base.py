@@ -1,6 +1,6 @@
 """What a source of evidence is, and what it says: typed facts with their strength.
 
-A source reads records (samples, calls, what nodes say of their network), no other source, graph or verdict. Rules conclude.
+A source reads records (samples, calls, what nodes say of their network), and no other source, graph or verdict. Rules conclude.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def operation_of(called: Signature | None, sequence: int | None) -> OperationRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disagreement(Fact):
-    """Ranks of a communicator called different things; ``odd``: whom to name, with what; ``how`` chosen; ``tie``: none can be."""
+    """Ranks called different things; ``odd``: whom to name, with what; ``how`` chosen; ``tie``: nothing tells who is wrong."""
 
     subject: int
     group: Group

@@ -67,7 +67,7 @@ HELD_BACK = 0.25
 of them can lose a fifth of its speed and more.
 """
 HELD_TIMES = 2.0
-"""So much more, and a limit of its own holds a rank back. Unit: times the median of all. From: chosen: equal ones act alike."""
+"""A limit that holds a rank back so much more than others is its own. Unit: times the median of all. From: chosen."""
 
 
 def throttled_share(before: CpuLimit | None, after: CpuLimit | None) -> float | None:
