@@ -18,6 +18,8 @@ Looks = Mapping[tuple[str, int], ProcessLook]
 """By (host, pid)."""
 SUSPECTS, PEERS = 4, 3
 """Of a verdict so many culprits and so many of those that wait are looked at."""
+MEANWHILE = "meanwhile "
+"""So begins the line of one that waits."""
 FRAMES_SHOWN = 4
 
 
@@ -31,7 +33,7 @@ def with_stacks(verdict: Verdict, looks: Looks, peers: Iterable[ProcessLook], na
     """A verdict with what its culprits were doing, and one of its ``peers`` meanwhile; ``name``: how people know a process."""
     seen = [look for one in verdict.culprits if (look := _look(one, looks)) is not None]
     lines = [_line(look, verdict, name(look)) for look in seen[:SUSPECTS]]
-    lines += [f"meanwhile {_line(look, verdict, name(look))}" for look in list(peers)[:1]]
+    lines += [f"{MEANWHILE}{_line(look, verdict, name(look))}" for look in list(peers)[:1]]
     culprits = tuple(_doing(one, looks) for one in verdict.culprits)
     return with_looked(replace(verdict, culprits=culprits, evidence=(*verdict.evidence, *lines)))
 

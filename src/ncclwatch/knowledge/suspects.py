@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ncclwatch.knowledge.looks import PEERS, SUSPECTS, with_gpus, with_stacks
+from ncclwatch.knowledge.looks import MEANWHILE, PEERS, SUSPECTS, with_gpus, with_stacks
 from ncclwatch.model.gpu import GpuLook
 from ncclwatch.model.looks import ProcessLook
 from ncclwatch.model.work import WorkOrder
@@ -40,11 +40,11 @@ Process = tuple[str, int]
 
 @dataclass(slots=True)
 class _Asked:
-    """For whom a verdict has asked: its peers, and when."""
+    """For whom a verdict has asked: its peers, and when; ``told``: what it was told with, a culprit's look and a peer's."""
 
     peers: tuple[Process, ...]
     time_ns: int
-    told: bool = False
+    told: int = 0
 
 
 class Suspects:
@@ -87,11 +87,15 @@ class Suspects:
         return f"pid {look.pid} on {look.host}" if rank is None else f"rank {rank}"
 
     def news(self, verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
-        """Verdicts that say for the first time what those they name were doing."""
+        """Verdicts that say for the first time what those they name were doing, or what one that waits does: it may be of another
+        node, which answers later.
+        """
         for verdict in verdicts:
             asked = self._asked.get(verdict.id)
-            if asked is not None and not asked.told and any(one.doing or one.gpu_trouble for one in verdict.culprits):
-                asked.told = True
+            seen = any(one.doing or one.gpu_trouble for one in verdict.culprits)
+            told = seen + (seen and any(line.startswith(MEANWHILE) for line in verdict.evidence))
+            if asked is not None and told > asked.told:
+                asked.told = told
                 yield verdict
 
     def orders(
@@ -113,7 +117,7 @@ class Suspects:
             waiting = [by_rank[rank] for rank in verdict.victims if rank in by_rank and by_rank[rank] not in culprits]
             peers = tuple(waiting[:PEERS]) if culprits else ()
             before = self._asked.get(verdict.id)
-            _keep(self._asked, verdict.id, _Asked(peers, now_ns, before is not None and before.told))
+            _keep(self._asked, verdict.id, _Asked(peers, now_ns, before.told if before is not None else 0))
             for host, pid in (*culprits, *peers):
                 _keep(self._ranks, (host, pid), alive[host, pid])
                 hosts.setdefault(host, {})[pid] = None

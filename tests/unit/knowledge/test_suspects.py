@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ncclwatch.collect.batch import PlaneState
+from ncclwatch.knowledge.looks import MEANWHILE
 from ncclwatch.knowledge.session import InformedSession
 from ncclwatch.knowledge.suspects import AGAIN_NS, FIRST_NUMBER, LOOKS
 from ncclwatch.messaging.reader import BatchReader
@@ -84,6 +85,15 @@ def test_what_was_seen_is_told_with_its_age_and_the_rows_that_speak_of_it() -> N
     nodes.go(3)
     assert len(nodes.told) == 2
     assert sum(one.startswith("rank 2 ") and "data loader" in one for one in nodes.verdict.evidence) == 1
+
+
+def test_one_that_waits_on_a_node_that_answers_later_is_told_too() -> None:
+    nodes = Nodes()
+    nodes.go(4)
+    for number, looks in enumerate(([seen(2)], [seen(0)], [seen(1), seen(2)])):
+        nodes.go(2, looks)
+        assert len(nodes.told) == 1 + min(number + 1, 2), "once with the culprit, once with one that waits, and no more"
+    assert [sum(one.startswith(MEANWHILE) for one in verdict.evidence) for verdict in nodes.told] == [0, 0, 1]
 
 
 def test_nobody_is_asked_who_does_not_look() -> None:
