@@ -102,8 +102,8 @@ def test_a_rank_that_hangs_stays_named_when_the_watchdogs_end_the_job(cluster: C
     job, engine = cluster.job, cluster.engine
     job.freeze(4)
     engine.wait(lambda: any(verdict["class"] == "stopped" for verdict in cluster.told()), "the frozen rank")
-    # What it does is looked at on its node and told with the verdict; so is what one of those that wait does, whose node may answer
-    # later.
+    # What it does is looked at on its node and told with the verdict; so is what one of those that wait does, whose node may
+    # answer later.
     for begin in ("rank 4 is stopped by a signal: main thread stopped", "meanwhile rank "):
         engine.wait(partial(has_line, cluster, begin), begin)
     # Its own watchdog is frozen with it: somebody ends it once the others are gone.
