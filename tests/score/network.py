@@ -28,7 +28,6 @@ from typing import Any
 import msgspec
 
 from ncclwatch.collect.batch import NodeBatch
-from ncclwatch.collect.ordering import OrderDesk
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.errors import NcclwatchError
@@ -38,7 +37,6 @@ from ncclwatch.simulate.scenario import Expectation, Fault, FaultKind, Layout, N
 from ncclwatch.simulate.testbed import plan
 from ncclwatch.slow_modes import SlowMode, SlowRule
 from ncclwatch.store.replay import Recordings
-from ncclwatch.wire.governor import DEFAULT_BUDGET
 from score.diagnosers import HANG_CLASSES
 from score.exact import share
 from score.real import (
@@ -50,7 +48,6 @@ from score.real import (
     Run,
     Saved,
     Transport,
-    Watcher,
     as_played,
     expected,
     network_of,
@@ -172,22 +169,6 @@ def scenario_of(name: str) -> Scenario:
     return draw(found[1], int(found[2]), int(found[3]))
 
 
-class Asked(Watcher):
-    """A watcher whose batches are judged as they come, so that counts of RDMA requests are ordered as ``attach`` orders them."""
-
-    def __init__(self, pids: Sequence[int]) -> None:
-        self._session = DiagnosisSession()
-        self._desk: OrderDesk | None = None
-        super().__init__(pids)
-
-    def _add(self, batch: NodeBatch) -> None:
-        super()._add(batch)
-        self._desk = self._desk or OrderDesk(self._collector, DEFAULT_BUDGET)
-        self._session.feed(batch)
-        for order in self._session.judge(batch.time_ns).orders if batch.looked else ():
-            batch.notes = (*batch.notes, self._desk.take(order))
-
-
 def later(scenario: Scenario, seconds: float) -> Scenario:
     """The same with its faults of a moment so many seconds later: bursts of the wire plane begin short, and grow for a while."""
     faults = (
@@ -204,7 +185,7 @@ def play(fault: str, nccl: str, seed: int, number: int, folder: Path, transport:
     outcome, made = Outcome(run), plan(scenario, links=True)
     try:
         with network_of(transport, made) as network:
-            record(run, scenario, made, outcome, network, Asked if transport is Transport.VERBS else Watcher)
+            record(run, scenario, made, outcome, network)
     except (JobError, NcclwatchError, OSError) as error:
         outcome.note = f"not played: {str(error).splitlines()[0]}"
     return outcome
@@ -366,7 +347,7 @@ def inside_guest(options: argparse.Namespace) -> int:
     fabric, missing = Fabric.create(), 0
     for number in range(options.first_try, options.first_try + options.tries):
         for fault in (name for name in IN_GUEST if name in options.faults):
-            outcome = slow.play(fabric, draw(fault, options.seed, number), options.nccl, options.seed, 0, options.inside, Asked)
+            outcome = slow.play(fabric, draw(fault, options.seed, number), options.nccl, options.seed, 0, options.inside)
             missing += bool(outcome.note)
             print(f"played {fault} try {number}: {outcome.pace} {outcome.note}", flush=True)
     return missing

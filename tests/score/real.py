@@ -13,15 +13,15 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
 
+from ncclwatch.cli.live import LiveSession
 from ncclwatch.collect.batch import NodeBatch
-from ncclwatch.collect.node import NodeCollector
 from ncclwatch.collect.watched import sees_every_process
 from ncclwatch.engine.patience import CREATION_S, HANG_FLOOR_S
 from ncclwatch.engine.session import DiagnosisSession
@@ -304,20 +304,21 @@ class Roster:
 
 
 class Watcher:
-    """A collector in a thread of its own, attached to processes until it is stopped."""
+    """A session as ``attach`` runs it, in a thread of its own, attached to processes until it is stopped. It judges while it
+    records: what it finds decides when it takes more samples, and what it counts. Nobody's stacks are looked at.
+    """
 
     def __init__(self, pids: Sequence[int], *, calls: bool = True) -> None:
         self.recording = Recording()
         self.error: Exception | None = None
-        self._collector = NodeCollector(every=False)
-        self._stop = self._collector.stop
-        # Started here and not in the thread: when this returns, the collector is attached.
-        first = self._collector.start(pids, calls=calls)
-        if calls and not self._collector.calls.running:
-            self._collector.close()
-            raise JobError(f"calls are not seen: {self._collector.calls.reason}")
-        self.complete = sees_every_process() and not self._collector.problems
-        self._add(first)
+        self._complete: bool | None = None
+        self._session = LiveSession(every=False, stacks=False)
+        self._session.taps.append(self._add)
+        # Started here and not in the thread: when this returns, the session is attached.
+        self._session.start(pids, calls=calls)
+        if calls and not self._session.collector.calls.running:
+            self._session.close()
+            raise JobError(f"calls are not seen: {self._session.collector.calls.reason}")
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -342,7 +343,7 @@ class Watcher:
 
     def stop(self) -> Recording:
         """Let go of the processes and hand over what was recorded."""
-        self._stop.set()
+        self._session.stop.set()
         self._thread.join()
         if self.error is not None:
             raise self.error
@@ -350,20 +351,19 @@ class Watcher:
 
     def _add(self, batch: NodeBatch) -> None:
         # Every process of the job is watched, which is what `attach --all` finds out by itself.
-        batch.complete = self.complete
+        if self._complete is None:
+            self._complete = sees_every_process() and not self._session.problems
+        batch.complete = self._complete
         self.recording.batches.append(batch)
 
     def _run(self) -> None:
         try:
-            finished = ""
-            while not finished:
-                batch = self._collector.step()
-                self._add(batch)
-                finished = batch.finished
+            while not self._session.step().finished:
+                pass
         except Exception as error:  # raised again in `stop`
             self.error = error
         finally:
-            self._collector.close()
+            self._session.close()
 
 
 # --- one run -------------------------------------------------------------------------------------------------------------
@@ -404,10 +404,8 @@ def record(
     made: TestbedPlan,
     outcome: Outcome,
     network: Hosts | None = None,
-    watch: Callable[[Sequence[int]], Watcher] = Watcher,
 ) -> list[tuple[Attach, Recording, float]]:
-    """Play a scenario as planned and watch it: each collector's recording, and when the fault began to show to it. ``watch``
-    makes the collector that is there from the start.
+    """Play a scenario as planned and watch it: each collector's recording, and when the fault began to show to it.
 
     They are saved where the run says so; what a reader should know goes into the outcome. Raises JobError, NcclwatchError and
     OSError.
@@ -415,7 +413,7 @@ def record(
     with Play(made, network=network, gate_s=START_S) as played:
         missing = scenario.observe.missing_nodes
         pids = [played.job.pid(r) for r in range(made.ranks) if node_of(scenario.layout, r) not in missing]
-        live = watch(pids) if Attach.LIVE in run.attaches else None
+        live = Watcher(pids) if Attach.LIVE in run.attaches else None
         played.begin()
         if scenario.expect.score_class is ScoreClass.CLEAN:
             effect, late = _run_clean(run, played, pids)

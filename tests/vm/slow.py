@@ -14,7 +14,7 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from ncclwatch.simulate.scenario import Fault, FaultKind, Scenario, load_all
 from ncclwatch.simulate.testbed import TestbedPlan, plan
 from score.__main__ import SCENARIOS
 from score.matrix import score_again, tell_progress
-from score.real import Attach, Outcome, Run, Transport, Watcher, as_played, record, vary
+from score.real import Attach, Outcome, Run, Transport, as_played, record, vary
 from testbed.job import ROOT, JobError
 from vm.errors import GuestError
 from vm.fabric import Fabric, TwoSides, command
@@ -87,7 +87,6 @@ def _stretched(fault: Fault) -> Fault:
 
 def play(
     fabric: Fabric, scenario: Scenario, nccl: str, seed: int, number: int, folder: Path,
-    watch: Callable[[Sequence[int]], Watcher] = Watcher,
 ) -> Outcome:  # fmt: skip
     """Play one try in the guest, and leave its recording in a folder. What went wrong is in the outcome's note."""
     run = Run(scenario, nccl, Transport.VERBS, (Attach.LIVE,), seed, number, AFTER_S, str(folder))
@@ -96,7 +95,7 @@ def play(
     struck = [fault.rank for fault in played.faults]
     try:
         network = TwoSides(fabric, alone=struck[0] if struck else 1, rate=RATE, nice=PRIORITY)
-        record(run, played, _planned(played), outcome, network, watch)
+        record(run, played, _planned(played), outcome, network)
     except (JobError, NcclwatchError, OSError, RuntimeError) as error:
         outcome.note = f"not played: {error}"
     finally:

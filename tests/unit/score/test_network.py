@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, RdmaCounts
-from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkOrder, WorkWindow
+from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow
 from ncclwatch.simulate.testbed import plan
 from score.network import (
     FAULTS,
     IN_GUEST,
     VIEWS,
-    Asked,
     Row,
     as_json,
     draw,
@@ -30,7 +27,7 @@ from score.network import (
     wanted,
     without_windows,
 )
-from score.real import Attach, Recording, Saved, Transport, as_played
+from score.real import Attach, Saved, Transport, as_played
 from score.scoring import Result
 
 
@@ -119,17 +116,3 @@ def test_a_recording_of_something_else_is_refused(tmp_path: Path) -> None:
     path.with_suffix(".json").write_text(json.dumps(asdict(saved)))
     with pytest.raises(NcclwatchError, match="quick-stop"):
         judge(path)
-
-
-def test_counts_that_the_engine_orders_while_it_is_recorded_are_made() -> None:
-    order = WorkOrder(3, "host", (1,), standing=True)
-    session = SimpleNamespace(feed=lambda batch: None, judge=lambda now_ns: SimpleNamespace(orders=[order]))
-    asked = Asked.__new__(Asked)
-    asked.recording, asked.complete = Recording(), True
-    asked._session, asked._desk = cast("Any", session), cast("Any", SimpleNamespace(take=lambda one: f"order {one.number} taken"))
-    one, other = batch(), batch()
-    one.looked = True
-    asked._add(one)
-    asked._add(other)
-    assert (one.notes, other.notes) == (("order 3 taken",), ()), "only what was looked at is judged"
-    assert asked.recording.batches == [one, other]
