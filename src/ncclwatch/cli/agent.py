@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ncclwatch.cli import options
+from ncclwatch.cli import agent_process, options
 from ncclwatch.cli.agent_process import OPTIONS_VARIABLE, AgentOptions
 from ncclwatch.cli.haste import HASTE
 from ncclwatch.cli.options import (
@@ -85,10 +86,19 @@ def become(chosen: AgentOptions) -> None:
     """
     flush()
     # -P: the current folder may be anybody's, and nothing in it shall be imported as root.
-    command = [sys.executable, "-P", "-m", "ncclwatch.cli.agent_process", *sys.argv[1:]]
+    command = [sys.executable, "-P", *without_docstrings(), "-m", "ncclwatch.cli.agent_process", *sys.argv[1:]]
     # An agent multiplies no matrices, and its threads mostly sleep: neither needs memory of its own for each CPU.
     spared = {"OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
     os.execve(sys.executable, command, {**spared, **os.environ, OPTIONS_VARIABLE: chosen.to_json()})  # noqa: S606 - no shell is wanted
+
+
+def without_docstrings() -> list[str]:
+    """``-OO``, since nobody reads the docstrings of what an agent loads (3.6 MiB): where what Python compiles for it is kept. It was
+    kept beforehand, as in the image, or can be now. Compiled at each start it takes as much as it saves.
+    """
+    kept = Path(cache_from_source(agent_process.__file__, optimization=2))
+    folder = next(parent for parent in kept.parents if parent.exists())
+    return ["-OO"] if kept.exists() or (not sys.dont_write_bytecode and os.access(folder, os.W_OK)) else []
 
 
 def _text(path: Path | None) -> str | None:

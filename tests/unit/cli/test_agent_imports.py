@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import cache_from_source
+from pathlib import Path
+
+import pytest
+
+from ncclwatch.cli import agent, agent_process
 
 HEAVY = {
     "_hashlib", "asyncio", "bcc", "capstone", "drgn", "email", "http", "importlib.metadata", "multiprocessing",
@@ -52,3 +58,17 @@ def test_a_command_does_not_wait_until_the_others_are_loaded() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     modules = set(done.stdout.splitlines()[-1].split())
     assert "ncclwatch.cli.version" in modules and not {"ncclwatch.cli.attach", "ncclwatch.cli.diagnose"} & modules
+
+
+def test_it_does_without_docstrings_where_what_is_compiled_for_that_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert agent.without_docstrings() == ["-OO"]
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert agent.without_docstrings() == [], "it would be compiled at each start"
+    kept = Path(cache_from_source(agent_process.__file__, optimization=2))
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    assert agent.without_docstrings() == ["-OO"]

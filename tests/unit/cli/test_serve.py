@@ -93,8 +93,8 @@ def test_an_engine_is_followed_and_waited_for(tmp_path: Path) -> None:
                 found = {each["job"]: each for each in ask(address, "/api/jobs")["jobs"]}
                 return dict(found["training"])
 
-            until(lambda: line().get("class") == "stopped")
-            assert line()["state"] == "live"
+            # An engine that this process does not run for a moment is late: the job is live once it is heard of again.
+            until(lambda: (now := line()).get("class") == "stopped" and now["state"] == "live")
             assert ask(address, "/api/rank?job=training&rank=2")["letter"] == "X"
             until(lambda: "no engine answers" in ask(address, "/api/jobs")["jobs"][1]["text"])
     finally:
