@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 OPTIONS_VARIABLE = "NCCLWATCH_AGENT_OPTIONS"
 SUMMARY_EVERY_S = 60.0
+RETURN_EVERY_S = 10.0
+"""What a look has taken goes back to the system, so often at most (a millisecond)."""
 BUS = "nats://", "tls://"
 """How the address of a NATS server begins (``messaging.bus_keys.SCHEMES``, which an agent of an engine need not load)."""
 COLLECT = 10_000, 10, 10
@@ -152,19 +154,27 @@ def _settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT)
+    _give_back()
+
+
+def _give_back() -> None:
+    """Memory that is free goes back to the system: glibc keeps it."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _run(sender: Agent, batch: NodeBatch, step: Callable[[], NodeBatch], desk: OrderDesk) -> None:
     """Send batch after batch until the last, and do what the engine orders as far as the desk allows."""
-    next_summary = time.monotonic() + SUMMARY_EVERY_S
+    next_summary, next_return = time.monotonic() + SUMMARY_EVERY_S, 0.0
     while True:
         news = sender.link.take_news()
         batch.notes = (*batch.notes, *(text for text in news if "dropped" in text))
         for text in [*news, *batch.notes]:
             _line(text)
         sender.take(batch)
+        if batch.looked and time.monotonic() >= next_return:
+            next_return = time.monotonic() + RETURN_EVERY_S
+            _give_back()
         if time.monotonic() >= next_summary:
             next_summary = time.monotonic() + SUMMARY_EVERY_S
             status = sender.link.status
