@@ -1,7 +1,7 @@
 """A healthy job with the wire plane on, watched live: ``python -m score.healthy_hour [--minutes 60]`` (root).
 
 Real NCCL trains over its InfiniBand transport, each rank on a host of its own with a stand-in for an adapter
-(testbed/adapters.py). It is watched and judged as ``attach`` does it, orders for counts included. Nobody may be accused: exit
+(testbed/adapters.py). It is watched by the session that ``attach`` runs, orders for counts included. Nobody may be accused: exit
 status 1 when somebody was, or when the plane did not run.
 """
 
@@ -10,13 +10,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 
-from ncclwatch.collect.node import NodeCollector
-from ncclwatch.collect.ordering import OrderDesk
-from ncclwatch.engine.session import DiagnosisSession
+from ncclwatch.cli.live import LiveSession
+from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.model.work import Scope
-from ncclwatch.wire.governor import DEFAULT_BUDGET
 from score.exact import rate_bound
 from testbed.adapters import AdapterNetwork, stand_there
 
@@ -36,30 +35,24 @@ class Watched:
 
 
 def watch(pids: list[int], seconds: float) -> Watched:
-    """Watch live for so long, and judge each look."""
-    collector, session, seen = NodeCollector(every=False), DiagnosisSession(), Watched()
-    desk = OrderDesk(collector, DEFAULT_BUDGET)
+    """Watch live for so long, and note who is accused."""
+    session, seen = LiveSession(every=False), Watched()
+
+    def count(batch: NodeBatch) -> None:
+        seen.windows += sum(window.scope is Scope.PORT for window in batch.work)
+        seen.looks += batch.looked
+        if batch.overhead is not None and batch.overhead.wire_share is not None:
+            seen.bursts, seen.bill = batch.overhead.wire_bursts, max(seen.bill, batch.overhead.wire_share)
+
+    session.taps.append(count)
     begin = time.monotonic()
-    try:
-        session.feed(collector.start(pids))
+    with closing(session):
+        session.start(pids)
         while time.monotonic() < begin + seconds:
-            batch = collector.step()
-            session.feed(batch)
-            seen.windows += sum(window.scope is Scope.PORT for window in batch.work)
-            if batch.overhead is not None and batch.overhead.wire_share is not None:
-                seen.bursts, seen.bill = batch.overhead.wire_bursts, max(seen.bill, batch.overhead.wire_share)
-            if not batch.looked:
-                continue
-            seen.looks += 1
-            judged = session.judge(batch.time_ns)
-            for order in judged.orders:
-                desk.take(order)
-            for verdict in judged.verdicts:
+            for verdict in session.step().verdicts:
                 if verdict.verdict_class.accuses and (not seen.accused or seen.accused[-1][1] != verdict.summary):
                     seen.accused.append((time.monotonic() - begin, verdict.summary))
                     print(f"after {seen.accused[-1][0]:.0f} s: {verdict.summary}", flush=True)
-    finally:
-        collector.close()
     return seen
 
 

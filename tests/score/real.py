@@ -311,7 +311,7 @@ class Watcher:
     def __init__(self, pids: Sequence[int], *, calls: bool = True) -> None:
         self.recording = Recording()
         self.error: Exception | None = None
-        self._complete: bool | None = None
+        self._sees_every_process = sees_every_process()
         self._session = LiveSession(every=False, stacks=False)
         self._session.taps.append(self._add)
         # Started here and not in the thread: when this returns, the session is attached.
@@ -351,9 +351,7 @@ class Watcher:
 
     def _add(self, batch: NodeBatch) -> None:
         # Every process of the job is watched, which is what `attach --all` finds out by itself.
-        if self._complete is None:
-            self._complete = sees_every_process() and not self._session.problems
-        batch.complete = self._complete
+        batch.complete = self._sees_every_process and not self._session.problems
         self.recording.batches.append(batch)
 
     def _run(self) -> None:
@@ -399,13 +397,9 @@ def network_of(transport: Transport, made: TestbedPlan) -> Iterator[Hosts | None
 
 
 def record(
-    run: Run,
-    scenario: Scenario,
-    made: TestbedPlan,
-    outcome: Outcome,
-    network: Hosts | None = None,
+    run: Run, scenario: Scenario, made: TestbedPlan, outcome: Outcome, network: Hosts | None = None
 ) -> list[tuple[Attach, Recording, float]]:
-    """Play a scenario as planned and watch it: each collector's recording, and when the fault began to show to it.
+    """Play a scenario as planned and watch it: each session's recording, and when the fault began to show to it.
 
     They are saved where the run says so; what a reader should know goes into the outcome. Raises JobError, NcclwatchError and
     OSError.

@@ -85,9 +85,7 @@ def _stretched(fault: Fault) -> Fault:
     return replace(fault, strength=strength, period_s=fault.period_s * SLOWER, iteration=iteration, start_s=start_s)
 
 
-def play(
-    fabric: Fabric, scenario: Scenario, nccl: str, seed: int, number: int, folder: Path,
-) -> Outcome:  # fmt: skip
+def play(fabric: Fabric, scenario: Scenario, nccl: str, seed: int, number: int, folder: Path) -> Outcome:
     """Play one try in the guest, and leave its recording in a folder. What went wrong is in the outcome's note."""
     run = Run(scenario, nccl, Transport.VERBS, (Attach.LIVE,), seed, number, AFTER_S, str(folder))
     outcome = Outcome(run)

@@ -93,8 +93,8 @@ def become(chosen: AgentOptions) -> None:
 
 
 def without_docstrings() -> list[str]:
-    """``-OO``, since nobody reads the docstrings of what an agent loads (3 MiB): where what Python compiles for it is kept. That
-    was done beforehand, as in the image, or can be now. Compiled at each start it takes as much as it saves.
+    """``-OO`` where it saves memory: an agent needs no docstrings, which are 3 MiB. Python compiles modules anew for it. At each
+    start that takes as much, unless the result is kept: it lies there already, as in the image, or its folder can be written.
     """
     kept = Path(cache_from_source(agent_process.__file__, optimization=2))
     folder = next(parent for parent in kept.parents if parent.exists())

@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 OPTIONS_VARIABLE = "NCCLWATCH_AGENT_OPTIONS"
 SUMMARY_EVERY_S = 60.0
 RETURN_EVERY_S = 10.0
-"""What a look has taken goes back to the system, so often at most (a millisecond)."""
+"""The memory that a look took is given back this often at most: it takes a millisecond."""
 BUS = "nats://", "tls://"
 """How the address of a NATS server begins (``messaging.bus_keys.SCHEMES``, which an agent of an engine need not load)."""
 COLLECT = 10_000, 10, 10
 """Python's thresholds of garbage collection: a look makes some thousands of records, which are no garbage yet."""
+_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +159,9 @@ def _settle() -> None:
 
 
 def _give_back() -> None:
-    """Memory that is free goes back to the system: glibc keeps it."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
+    """Memory that is free, which glibc keeps, goes back to the system. Another C library has no such function."""
+    with contextlib.suppress(AttributeError):
+        _libc.malloc_trim(0)
 
 
 def _run(sender: Agent, batch: NodeBatch, step: Callable[[], NodeBatch], desk: OrderDesk) -> None:

@@ -40,11 +40,12 @@ Process = tuple[str, int]
 
 @dataclass(slots=True)
 class _Asked:
-    """For whom a verdict has asked: its peers, and when; ``told``: what it was told with, a culprit's look and a peer's."""
+    """For whom a verdict has asked: its peers, and when."""
 
     peers: tuple[Process, ...]
     time_ns: int
     told: int = 0
+    """What it was told with: 1 with the look at a culprit, 2 with that at a peer as well."""
 
 
 class Suspects:
@@ -87,15 +88,15 @@ class Suspects:
         return f"pid {look.pid} on {look.host}" if rank is None else f"rank {rank}"
 
     def news(self, verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
-        """Verdicts that say for the first time what those they name were doing, or what one that waits does: it may be of another
-        node, which answers later.
+        """Verdicts that say for the first time what those they name were doing, or what one that waits was doing. The nodes of
+        these may answer one after the other.
         """
         for verdict in verdicts:
             asked = self._asked.get(verdict.id)
             seen = any(one.doing or one.gpu_trouble for one in verdict.culprits)
-            told = seen + (seen and any(line.startswith(MEANWHILE) for line in verdict.evidence))
-            if asked is not None and told > asked.told:
-                asked.told = told
+            beside = seen and any(line.startswith(MEANWHILE) for line in verdict.evidence)
+            if asked is not None and seen + beside > asked.told:
+                asked.told = seen + beside
                 yield verdict
 
     def orders(

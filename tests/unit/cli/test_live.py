@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -15,15 +16,17 @@ from ncclwatch.cli.live import LiveSession
 from ncclwatch.cli.live_json import JsonSurface
 from ncclwatch.cli.live_log import LogSurface
 from ncclwatch.cli.surfaces import watch
-from ncclwatch.collect.batch import Change
+from ncclwatch.collect.batch import Change, NodeBatch
 from ncclwatch.engine.session import Update
 from ncclwatch.errors import NcclwatchError, PrivilegeError, TargetError, TargetGoneError
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import schema
+from ncclwatch.model.work import WorkOrder
 from unit import fake_targets
 from unit.fake_targets import FakeTarget
 from unit.synthetic import Rank, communicator, frozen_ring, moved
 
+ORDER = WorkOrder(3, "host", (1,), standing=True)
 GONE = TargetGoneError("process 1002 exited", "look again")
 
 
@@ -256,3 +259,18 @@ def test_exec_of_another_program_is_told_as_such(monkeypatch: pytest.MonkeyPatch
     with session([1000, 1001, 1002, 1003]) as live:
         [told] = [change for update in looks(live, 3) for change in update.changes]
     assert (told.change, told.pid, told.detail) == (Change.REPLACED, 1002, "it runs another program now")
+
+
+def test_counts_that_the_engine_orders_are_made_and_every_batch_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_targets.install(monkeypatch, fake_targets.still(frozen_ring(2), count=6))
+    with session([1000, 1001]) as live:
+        recorded = list[NodeBatch]()
+        live.taps.append(recorded.append)
+        judge = live.judge
+        monkeypatch.setattr(live, "judge", lambda now_ns: replace(judge(now_ns), orders=[ORDER]))
+        monkeypatch.setattr(live, "_desk", SimpleNamespace(take=lambda order: f"order {order.number} taken"))
+        updates = looks(live, 2)
+    judged = [update for update in updates if update.windows is not None]
+    assert [update.notes for update in judged] == [["order 3 taken"]] * 2
+    assert not any("order" in note for update in updates if update.windows is None for note in update.notes)
+    assert len(recorded) == len(updates) and sum(batch.looked for batch in recorded) == 2
