@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -9,9 +10,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.collect.ledger import POINT_TO_POINT
+from ncclwatch.collect.ledger import POINT_TO_POINT, mix
+from ncclwatch.collect.message_steps import MessageSteps, Place, Way
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from ncclwatch.model.groups import group_depth
+from ncclwatch.model.state import ProcessSample
 
 T = TypeVar("T")
 
@@ -19,11 +22,6 @@ MOST_CALLS = 2048
 """Bound: calls that are kept of a process, where there are few processes: a habit shows in two iterations and more."""
 UNMADE_RECORDS = 512
 """Bound: records a process that wait to be made into calls: of a job that goes on hardly anybody asks."""
-
-Way = tuple[bool, int] | None
-"""Of a send or receive: whether it sends, and the peer; ``None`` for a collective."""
-Place = tuple[int, Way]
-"""Address of the communicator in its process, and the way."""
 
 MARKS = (Function.GROUP_START, Function.GROUP_END)
 _ORDERED = (*range(Function.ALL_REDUCE, Function.WAIT_SIGNAL + 1), *MARKS)
@@ -50,6 +48,9 @@ class CallOrder:
     _made: NDArray[Any] = field(default_factory=lambda: np.zeros(0, RECORD))
     _unmade: NDArray[Any] = field(default_factory=lambda: np.zeros(0, RECORD))
     _memo: dict[str, Any] = field(default_factory=dict)
+    _called: Counter[Place] = field(default_factory=Counter)
+    """Sends and receives that were ever called, by place."""
+    _messages: MessageSteps = field(default_factory=MessageSteps)
 
     def add(self, calls: NDArray[Any]) -> None:
         """Take records of operations and of group starts and ends (fields as of ``RECORD``) in the order of their times."""
@@ -101,9 +102,23 @@ class CallOrder:
         same = (group[1:] == group[:-1]) & (calls["comm"][1:] == calls["comm"][:-1])
         joins = np.r_[False, grouped[1:] & grouped[:-1] & same]
         calls["number"] = np.cumsum(~joins) + (self._made["number"][-1] if len(self._made) else 0)
+        self._called.update(_by_place(calls))
         kept = np.concatenate([self._made, calls])
         self._made = kept[kept["number"] > kept["number"][-1] - self.room]
         self._memo.clear()
+
+    def open_inside(self, sample: ProcessSample) -> dict[Place, float]:
+        """Messages inside its node that are not over at the process's newest sample, by place, as of :class:`MessageSteps`."""
+        self._make()
+        self._messages.take(sample, lambda until_ns: self._called - _by_place(self._made[self._made["time_ns"] > until_ns]))
+        return self._messages.open()
+
+    def since(self, position: int, until_ns: int) -> list[tuple[int, Place]]:
+        """Positions, as of :meth:`locate`, and places of the calls from one on, oldest first."""
+        rows = self._made[self._made["time_ns"] <= until_ns]
+        positions = rows["number"] - (self._made["number"][-1] if len(rows) else 0)
+        at = np.flatnonzero(positions >= position)
+        return [(int(n), place) for n, place in zip(positions[at].tolist(), _places(rows[at]), strict=True)]
 
     @property
     def exchanged(self) -> set[tuple[int, int]]:
@@ -128,6 +143,18 @@ class CallOrder:
                 return None
             found |= {((comm, way), number): position for number, position in zip(sorted(numbers), newest, strict=True)}
         return found
+
+
+def _places(rows: NDArray[Any]) -> list[Place]:
+    named = zip(rows["comm"].tolist(), rows["function"].tolist(), rows["peer"].tolist(), strict=True)
+    return [(comm, (what == Function.SEND, peer) if what in POINT_TO_POINT else None) for comm, what, peer in named]
+
+
+def _by_place(rows: NDArray[Any]) -> Counter[Place]:
+    messages = np.isin(rows["function"], POINT_TO_POINT)
+    kind, peer = np.where(messages, (rows["function"], rows["peer"]), 0)
+    _, first, numbers = np.unique(mix(rows["comm"], kind, peer), return_index=True, return_counts=True)
+    return Counter(dict(zip(_places(rows[first]), numbers.tolist(), strict=True)))
 
 
 def _exchanged(calls: Sequence[Call]) -> set[tuple[int, int]]:

@@ -7,10 +7,12 @@ alone shows nothing, but the order of calls says which comes first.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ncclwatch.collect.call_order import CallOrder, Place
+from ncclwatch.collect.call_order import CallOrder
+from ncclwatch.collect.message_steps import Place
+from ncclwatch.collect.standing import exchanges_held_up, find_standing
 from ncclwatch.engine.edges import Wait, Why, waits_for
 from ncclwatch.model.job import Job, Member
 from ncclwatch.model.rings import CHUNK_STEPS, CONNECTION_SLOTS, RING_ENDS_RECEIVING, ring_places, steps_unread
@@ -32,6 +34,8 @@ class Kernels:
     """The collective the rank is in or before: address of its communicator, and how many calls were made on it since; (0, −1)
     where nothing is open: the call it has yet to make.
     """
+    awaits: list[Place] = field(default_factory=list)
+    """Messages inside its node that cannot go on for the peer's sake."""
 
     def waits(self, address: int) -> bool:
         """Whether the kernel of an operation may be under way: one that has not begun does not wait, the rank still computes."""
@@ -47,29 +51,19 @@ class Kernels:
         return any(self.begun.values()) if self.begun else None
 
 
-def awaited_inside(job: Job, order_of: OrderOf) -> Iterator[Wait]:
-    """Waits for ranks not in an exchange yet: their peer has written, unread, and finds nothing to read. O(connections)."""
-    for group in job.groups.values():
-        for member, own in group.members.values():
-            unread: dict[tuple[int, Direction], int] = {}
-            for conn in own.host_connections:
-                if conn.connection_index and (left := steps_unread(conn)) is not None:
-                    unread[conn.peer, conn.direction] = unread.get((conn.peer, conn.direction), 0) + left
-            order = order_of(member.info.host, member.info.pid) if unread else None
-            if order is None:
-                continue
-            for peer in [peer for (peer, way), left in unread.items() if way is Direction.SEND and left]:
-                nothing_to_read = unread.get((peer, Direction.RECV)) == 0
-                if nothing_to_read and peer in group.members and (own.address, peer) in order.exchanged:
-                    detail = "what was written into shared memory is not read"
-                    yield waits_for(job, group, member, peer, Why.EMPTY, detail, point_to_point=True)
+def waits_inside(job: Job, kernels: Mapping[int, Kernels]) -> Iterator[Wait]:
+    """Waits in messages inside a node, for a peer that has not sent, or not received. O(ranks)."""
+    for member in job.members:
+        for group, own in job.held_by(member) if kernels[member.index].awaits else ():
+            for address, way in kernels[member.index].awaits:
+                if address == own.address and way is not None and way[1] in group.members:
+                    why, detail = Why.FULL if way[0] else Why.EMPTY, "by the steps of messages in shared memory"
+                    yield waits_for(job, group, member, way[1], why, detail, sends=way[0], point_to_point=True)
 
 
 def read_kernels(job: Job, member: Member, order: CallOrder | None) -> Kernels:
     """The kernels of a rank, with the order of its calls where that is known. O(operations)."""
     operations: list[_Operation] = [*member.last.operations, *member.last.pending]
-    if not operations:
-        return Kernels(place=(0, -1))
     found, at_address = Kernels(), {own.address: own for own in member.last.communicators}
     known = [at_address.get(one.comm_address) or _by_hash(job, member, one) for one in operations]
     located, places, unfinished = None, list[list[Place]](), defaultdict[Place, set[int]](set)
@@ -82,18 +76,25 @@ def read_kernels(job: Job, member: Member, order: CallOrder | None) -> Kernels:
     kernels: list[Hashable] = [
         (o.comm_address, o.comm_hash, o.op_count, o.direction if o.op_count & 1 else None) for o in operations
     ]
-    if located is not None:
-        positions = [min(located[at, one.op_count] for at in filled) for one, filled in zip(operations, places, strict=True)]
-        kernels, found.first = [*positions], min(positions)
-        filled = places[positions.index(found.first)]
+    if located:
+        kernels = [min(located[at, one.op_count] for at in filled) for one, filled in zip(operations, places, strict=True)]
+        found.first = min(located.values())
+        filled = places[kernels.index(found.first)]
         if len(filled) == 1 and filled[0][1] is None:
             # Of one communicator all that was called since is unfinished too.
             found.place = filled[0][0], len(unfinished[filled[0]]) - 1
+    standing = find_standing(order, member.last, unfinished) if order is not None and located is not None else None
+    if standing is not None:
+        found.first, found.place, found.awaits = standing.position, None, standing.awaits
+        found.begun |= {standing.position: standing.begun} if standing.begun is not None else {}
+    elif order is not None:
+        found.awaits = exchanges_held_up(order, member.last)
+    if not operations and (standing is None or standing.position > 0):
+        found.place = 0, -1
     for communicator, operation, kernel in zip(known, operations, kernels, strict=True):
         if isinstance(operation, ProxyOperation):
             found.of[operation.address] = kernel
-            begun = _has_begun(communicator, operation)
-            if begun is not None:
+            if (begun := _has_begun(communicator, operation)) is not None:
                 found.begun[kernel] = found.begun.get(kernel, False) or begun
     return found
 

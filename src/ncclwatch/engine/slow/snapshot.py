@@ -21,7 +21,7 @@ from ncclwatch.engine.conflicts import StageOf
 from ncclwatch.engine.edges import PROXY_STALLS, Wait, Why, laggards
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactColumns, FactKind, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.graph import Waits
-from ncclwatch.engine.slow.kernels import Kernels, OrderOf, awaited_inside, read_kernels
+from ncclwatch.engine.slow.kernels import Kernels, OrderOf, read_kernels, waits_inside
 from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.job import Job, Member
@@ -129,7 +129,7 @@ def take_look(job: Job, order_of: OrderOf | None = None, near_s: float = math.in
     orders = (order_of(m.info.host, m.info.pid) if order_of is not None else None for m in job.members)
     kernels = {member.index: read_kernels(job, member, order) for member, order in zip(job.members, orders, strict=True)}
     edges, doubtful = _proven(case, kernels, near_s)
-    edges += awaited_inside(job, order_of) if order_of is not None else ()
+    edges += waits_inside(job, kernels)
     waits, inside = Waits(job, case.facts.nodes, edges, case.facts.parts(FactKind.STANDS)), case.amid
     # Ranks in a cycle hold each other up.
     sinks = [

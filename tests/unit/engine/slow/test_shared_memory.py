@@ -15,7 +15,7 @@ from ncclwatch.engine.case import Case
 from ncclwatch.engine.edges import Wait, laggards
 from ncclwatch.engine.evidence.base import RankNode
 from ncclwatch.engine.slow.findings import equals
-from ncclwatch.engine.slow.kernels import OrderOf, awaited_inside
+from ncclwatch.engine.slow.kernels import OrderOf, read_kernels, waits_inside
 from ncclwatch.engine.slow.snapshot import Activity, take_look
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.model.events import Function
@@ -114,6 +114,11 @@ def test_ends_of_a_ring_with_fewer_connections_do_equal_work() -> None:
     assert equals(job_of([8] * WORLD, over_the_network), None, watch.cadences).tolist() == [-1, 0, 0, 0], "seen by other means"
 
 
+def waits_in(job: Job, order_of: OrderOf) -> list[Wait]:
+    orders = {member.index: order_of(member.info.host, member.info.pid) for member in job.members}
+    return list(waits_inside(job, {member.index: read_kernels(job, member, orders[member.index]) for member in job.members}))
+
+
 def test_who_has_written_its_part_and_finds_nothing_to_read_waits_for_the_one_before() -> None:
     """Rank 2 has not begun: it has written nothing, 1 finds its buffer full, and 3 and 0 have passed on what they had."""
     job = ring((12, 16), (8, 16), (8, 8), (12, 12))
@@ -195,13 +200,18 @@ def exchange(*, unread: int, to_read: int, together: bool = True) -> tuple[Job, 
     return job, lambda host, pid: pids[pid]
 
 
+def inside(job: Job, order_of: OrderOf) -> list[Wait]:
+    orders = {member.index: order_of(member.info.host, member.info.pid) for member in job.members}
+    return list(waits_inside(job, {member.index: read_kernels(job, member, orders[member.index]) for member in job.members}))
+
+
 def test_who_has_written_its_part_of_an_exchange_waits_for_the_one_who_reads_nothing() -> None:
     job, order_of = exchange(unread=1, to_read=0)
-    assert ends_of_waits(awaited_inside(job, order_of)) == {(0, 1)}
+    assert ends_of_waits(inside(job, order_of)) == {(0, 1)}
     assert take_look(job, order_of).activities[job.members[0].info.key] is Activity.WAITS
     for left in (0, 1):
-        assert not list(awaited_inside(*exchange(unread=left, to_read=left)))
+        assert not list(inside(*exchange(unread=left, to_read=left)))
 
 
 def test_who_sends_by_itself_may_go_on_when_it_has_written() -> None:
-    assert not list(awaited_inside(*exchange(unread=1, to_read=0, together=False)))
+    assert not list(inside(*exchange(unread=1, to_read=0, together=False)))
