@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.collect.ledger import POINT_TO_POINT, mix
-from ncclwatch.collect.message_steps import MessageSteps, Place, Way
+from ncclwatch.collect.message_steps import PLACES, MessageSteps, Place, Way
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from ncclwatch.model.groups import group_depth
 from ncclwatch.model.state import ProcessSample
@@ -23,6 +23,8 @@ MOST_CALLS = 2048
 UNMADE_RECORDS = 512
 """Bound: records a process that wait to be made into calls: of a job that goes on hardly anybody asks."""
 
+ALIKE = 128
+"""Calls at a place of one size, after which they are taken for equal again. Unit: calls. From: chosen."""
 MARKS = (Function.GROUP_START, Function.GROUP_END)
 _ORDERED = (*range(Function.ALL_REDUCE, Function.WAIT_SIGNAL + 1), *MARKS)
 _FIELDS = ("time_ns", "comm", "count", "peer", "function", "datatype")
@@ -49,7 +51,10 @@ class CallOrder:
     _unmade: NDArray[Any] = field(default_factory=lambda: np.zeros(0, RECORD))
     _memo: dict[str, Any] = field(default_factory=dict)
     _called: Counter[Place] = field(default_factory=Counter)
-    """Sends and receives that were ever called, by place."""
+    """How much was ever called, by place."""
+    _size: dict[Place, int] = field(default_factory=dict)
+    """Of the newest call at a place, and how much was called there when it last changed."""
+    _changed: dict[Place, int] = field(default_factory=dict)
     _messages: MessageSteps = field(default_factory=MessageSteps)
 
     def add(self, calls: NDArray[Any]) -> None:
@@ -102,16 +107,43 @@ class CallOrder:
         same = (group[1:] == group[:-1]) & (calls["comm"][1:] == calls["comm"][:-1])
         joins = np.r_[False, grouped[1:] & grouped[:-1] & same]
         calls["number"] = np.cumsum(~joins) + (self._made["number"][-1] if len(self._made) else 0)
-        self._called.update(_by_place(calls))
+        self._count(calls)
         kept = np.concatenate([self._made, calls])
         self._made = kept[kept["number"] > kept["number"][-1] - self.room]
         self._memo.clear()
 
+    def _count(self, calls: NDArray[Any]) -> None:
+        """Count calls by place, and note where their size changes."""
+        if len(self._called) > PLACES:  # communicators come and go
+            self._called, self._size, self._changed, self._messages = Counter(), {}, {}, MessageSteps()
+        # An AllGather and a ReduceScatter of as many elements take equal steps.
+        gathers = calls["function"] == Function.ALL_GATHER
+        sizes = mix(np.where(gathers, Function.REDUCE_SCATTER, calls["function"]), calls["count"], calls["datatype"])
+        for place, at in _by_place(calls).items():
+            distinct = np.unique(sizes[at])
+            if len(distinct) > 1 or self._size.get(place, distinct[0]) != distinct[0]:
+                self._changed[place] = self._called[place] + len(at)
+                self._messages.forget(place)
+            self._size[place] = int(sizes[at[-1]])
+            self._called[place] += len(at)
+
     def open_inside(self, sample: ProcessSample) -> dict[Place, float]:
-        """Messages inside its node that are not over at the process's newest sample, by place, as of :class:`MessageSteps`."""
+        """Calls inside its node that are not over at the process's newest sample, by place, as of :class:`MessageSteps`. Places
+        whose calls have different sizes are left out.
+        """
         self._make()
-        self._messages.take(sample, lambda until_ns: self._called - _by_place(self._made[self._made["time_ns"] > until_ns]))
-        return self._messages.open()
+        if not any(own.host_connections for own in sample.communicators):
+            return {}
+        self._messages.take(sample, self._called_by)
+        alike = {place: self._called[place] - self._changed.get(place, -ALIKE) for place in self._called}
+        return {place: left for place, left in self._messages.open().items() if alike.get(place, 0) >= ALIKE}
+
+    def _called_by(self, until_ns: int) -> Counter[Place] | None:
+        """How much was ever called by a moment, by place; ``None`` where calls since then are no longer kept."""
+        kept, ever = self._made, self._called.total()
+        if len(kept) < ever and kept["time_ns"][0] > until_ns:
+            return None
+        return self._called - Counter({at: len(rows) for at, rows in _by_place(kept[kept["time_ns"] > until_ns]).items()})
 
     def since(self, position: int, until_ns: int) -> list[tuple[int, Place]]:
         """Positions, as of :meth:`locate`, and places of the calls from one on, oldest first."""
@@ -150,11 +182,14 @@ def _places(rows: NDArray[Any]) -> list[Place]:
     return [(comm, (what == Function.SEND, peer) if what in POINT_TO_POINT else None) for comm, what, peer in named]
 
 
-def _by_place(rows: NDArray[Any]) -> Counter[Place]:
+def _by_place(rows: NDArray[Any]) -> dict[Place, NDArray[np.int64]]:
+    """Which of these calls are at each place, oldest first."""
     messages = np.isin(rows["function"], POINT_TO_POINT)
     kind, peer = np.where(messages, (rows["function"], rows["peer"]), 0)
-    _, first, numbers = np.unique(mix(rows["comm"], kind, peer), return_index=True, return_counts=True)
-    return Counter(dict(zip(_places(rows[first]), numbers.tolist(), strict=True)))
+    keys = mix(rows["comm"], kind, peer)
+    order = np.argsort(keys, kind="stable")
+    runs = [at for at in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(at)]
+    return dict(zip(_places(rows[[at[0] for at in runs]]), runs, strict=True))
 
 
 def _exchanged(calls: Sequence[Call]) -> set[tuple[int, int]]:

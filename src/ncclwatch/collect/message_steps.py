@@ -31,6 +31,8 @@ RESTS = 32
 """In so many samples nothing is open at one at least, or what is counted is not what was called. Unit: samples. From: chosen."""
 COMPARED = 8
 """Bound: samples before that a sample is compared with."""
+PLACES = 4096
+"""Bound: places that are counted of one process."""
 RATIOS = 32
 """Bound: numbers of steps that one message may take."""
 
@@ -67,11 +69,11 @@ class _Messages:
     def learn(self, calls: int, steps: int) -> None:
         """Of a sample: so many were called, and so many steps made, since ever."""
         if self.recent and (calls < self.recent[-1][0] or steps < self.recent[-1][1]):
-            self._forget()
+            self.forget()
         self.calls, self.steps = calls, steps
         if self.settled and self.open > MARGIN * (self.most + 1):
             # Messages have another size now.
-            self._forget()
+            self.forget()
         for before, made in self.recent:
             if calls > before and steps > made and (steps - made) % (calls - before) == 0:
                 self.agree[(steps - made) // (calls - before)] += calls - before
@@ -87,7 +89,7 @@ class _Messages:
         """What the newest sample says of where nothing is open."""
         self.steady = 0 if left > self.base else self.steady + 1
         self.base = max(self.base, left)
-        known = self.whole and self.each > 0 and self.base % self.each == 0
+        known = self.whole and self.each > 0 >= self.base and self.base % self.each == 0
         if known:
             # As many steps as of whole messages; else the first was of another size, or of a protocol that counts none.
             self.base = 0
@@ -96,7 +98,8 @@ class _Messages:
         enough = self.calls - self.since >= MARGIN * (self.most + 1)
         self.settled = self.each > 0 and enough and (known or (self.steady >= STEADY and self.rested < RESTS))
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Learn anew, of which calls there were is no longer known how many steps they made."""
         self.each, self.whole, self.settled = 0, False, False
         self.recent.clear()
         self.agree.clear()
@@ -116,33 +119,38 @@ class MessageSteps:
         """Steps at the newest sample."""
         self._ended_ns = 0
 
-    def take(self, sample: ProcessSample, called: Callable[[int], Mapping[Place, int]]) -> None:
-        """Take a sample of the process; ``called``: how much it had called by a moment, by place. O(connections).
+    def take(self, sample: ProcessSample, called: Callable[[int], Mapping[Place, int] | None]) -> None:
+        """Take a sample of the process; ``called``: how much it had called by a moment, by place, if known. O(connections).
 
         Calls that were made while a sample was taken may only be known at the next: then it is learned from.
         """
         end_ns = sample.time_ns + sample.duration_ns
         if end_ns <= self._ended_ns:
             return
-        before = self._newest
-        if before:
-            calls = called(self._ended_ns)
-            for place, made in before.items():
-                self._of[place].learn(calls.get(place, 0), made)
+        if (before := called(self._ended_ns)) is not None:
+            for place, made in self._newest.items():
+                self._of[place].learn(before.get(place, 0), made)
         self._newest = {
             (own.address, way): made for own in sample.communicators for way, made in _steps(own.host_connections).items()
         }  # fmt: skip
         # A connection that was not there before was made since: all its calls were seen.
         seen, self._ended_ns = self._ended_ns > 0, end_ns
-        calls = called(end_ns)
-        of = {place: self._of.get(place) or _Messages(seen or not made) for place, made in self._newest.items()}
+        calls = called(end_ns) or {}
+        if len(self._of) > PLACES:
+            self._of = {place: known for place, known in self._of.items() if place in self._newest}
         for place, made in self._newest.items():
-            of[place].calls, of[place].steps = calls.get(place, 0), made
-        self._of = of
+            # It is kept where one sample misses it, torn.
+            known = self._of.setdefault(place, _Messages(seen or not made))
+            known.calls, known.steps = calls.get(place, 0), made
+
+    def forget(self, place: Place) -> None:
+        """Messages at a place have another size now."""
+        if place in self._of:
+            self._of[place].forget()
 
     def open(self) -> dict[Place, float]:
         """Messages that are not over, by place, as of the newest sample; where that is not known, nothing."""
-        return {place: max(0.0, known.open) for place, known in self._of.items() if known.settled}
+        return {place: max(0.0, self._of[place].open) for place in self._newest if self._of[place].settled}
 
 
 def way_of(end: HostConnection) -> Way:
