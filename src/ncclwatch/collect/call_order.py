@@ -145,6 +145,10 @@ class CallOrder:
             return None
         return self._called - Counter({at: len(rows) for at, rows in _by_place(kept[kept["time_ns"] > until_ns]).items()})
 
+    def steps_at(self, place: Place) -> int:
+        """Steps made at a place at the newest sample."""
+        return self._messages.steps_at(place)
+
     def since(self, position: int, until_ns: int) -> list[tuple[int, Place]]:
         """Positions, as of :meth:`locate`, and places of the calls from one on, oldest first."""
         rows = self._made[self._made["time_ns"] <= until_ns]

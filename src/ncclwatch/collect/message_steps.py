@@ -143,6 +143,10 @@ class MessageSteps:
             known = self._of.setdefault(place, _Messages(seen or not made))
             known.calls, known.steps = calls.get(place, 0), made
 
+    def steps_at(self, place: Place) -> int:
+        """Steps at the newest sample."""
+        return self._newest[place]
+
     def forget(self, place: Place) -> None:
         """Messages at a place have another size now."""
         if place in self._of:

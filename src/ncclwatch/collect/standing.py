@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ncclwatch.collect.call_order import CallOrder
 from ncclwatch.collect.message_steps import Place, way_of
 from ncclwatch.model.rings import CONNECTION_SLOTS, steps_unread
-from ncclwatch.model.state import ProcessSample, Transport
+from ncclwatch.model.state import Communicator, Direction, PendingOperation, ProcessSample, ProxyOperation, Transport
 
 ALMOST = 1e-6
 """Fact: what a quotient of whole numbers may err by."""
@@ -20,12 +20,14 @@ BEFORE_NEXT = 1
 
 class Standing(NamedTuple):
     """The oldest call that is not over: its ``position`` as of :meth:`CallOrder.locate`, and whether it has ``begun``; ``None``
-    where that does not show. ``awaits``: the messages open in it that cannot go on for the peer's sake.
+    where that does not show. ``awaits``: the messages open in it that cannot go on for the peer's sake. ``collective``: address
+    of its communicator where it is one, and steps made there.
     """
 
     position: int
     begun: bool | None
     awaits: list[Place]
+    collective: tuple[int, int] | None = None
 
 
 def find_standing(order: CallOrder, sample: ProcessSample, unfinished: Mapping[Place, Collection[int]]) -> Standing | None:
@@ -53,8 +55,10 @@ def find_standing(order: CallOrder, sample: ProcessSample, unfinished: Mapping[P
     if not located:
         return Standing(first, begun=False, awaits=[])
     own = [place for position, place in open_at if position == first]
+    if len(own) == 1 and own[0][1] is None and own[0] in inside:
+        # Whether it has begun, its rings tell.
+        return Standing(first, None, [], (own[0][0], order.steps_at(own[0])))
     if not all(place in inside and place[1] is not None for place in own):
-        # Where a rank stands in a collective, its rings tell.
         return None
     # A message takes a few steps; a rank that has made one, or the other half of an exchange, is inside.
     begun = over == first or any(inside[place] % 1 > ALMOST for place in own)
@@ -63,6 +67,16 @@ def find_standing(order: CallOrder, sample: ProcessSample, unfinished: Mapping[P
     if begun or len(awaits) < len(own):
         return Standing(first, begun, awaits if begun else [])
     return Standing(first, None, awaits)
+
+
+def places_of(own: Communicator | None, operation: ProxyOperation | PendingOperation) -> list[Place]:
+    """The places in the order of calls that an operation fills; empty where its communicator is not known."""
+    if own is None:
+        return []
+    if not operation.op_count & 1:
+        return [(own.address, None)]
+    peers = {sub.peer for sub in (operation.subs if isinstance(operation, ProxyOperation) else (operation,))}
+    return [(own.address, (operation.direction is Direction.SEND, peer)) for peer in sorted(peers)]
 
 
 def exchanges_held_up(order: CallOrder, sample: ProcessSample) -> list[Place]:

@@ -196,6 +196,28 @@ def steps_unlike(written: Mapping[int, int], count: int, nranks: int, through: S
 # --- by what goes through the network --------------------------------------------------------------------------------
 
 
+def has_written(own: Communicator, operation: ProxyOperation) -> bool | None:
+    """Whether a rank that receives a ring's data from the network has written to the next in shared memory, which its kernel does
+    first, or could have and has not; ``None`` where that does not show.
+
+    A connection of the ring that stands at the step where the operation begins was not written to. Where other algorithms used
+    it too its count means nothing: then who reads nothing of what was delivered tells.
+    """
+    sinks = {at.ring.channel: at.sink for at in ring_places(own)}
+    counts = operation.protocol == "Simple" and operation.collective in RING_ENDS_RECEIVING
+    known: list[bool] = []
+    for sub in operation.subs:
+        sink = sinks.get(sub.channel)
+        if sink is None or sink.tail is None or (unread := steps_unread(sink)) is None or unread > CONNECTION_SLOTS:
+            continue
+        written = sink.tail - sub.base
+        if counts and 0 < written <= sub.nsteps:
+            known.append(True)
+        elif unread < CHUNK_STEPS and (sub.transmitted or (counts and written == 0)):
+            known.append(False)
+    return any(known) if known else None
+
+
 class Between(NamedTuple):
     """Steps that lie between two ranks: at least, at most."""
 

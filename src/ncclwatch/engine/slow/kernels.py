@@ -7,15 +7,16 @@ alone shows nothing, but the order of calls says which comes first.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ncclwatch.collect.call_order import CallOrder
 from ncclwatch.collect.message_steps import Place
-from ncclwatch.collect.standing import exchanges_held_up, find_standing
+from ncclwatch.collect.standing import exchanges_held_up, find_standing, places_of
 from ncclwatch.engine.edges import Wait, Why, waits_for
+from ncclwatch.engine.evidence.base import Node, RankNode
 from ncclwatch.model.job import Job, Member
-from ncclwatch.model.rings import CHUNK_STEPS, CONNECTION_SLOTS, RING_ENDS_RECEIVING, ring_places, steps_unread
+from ncclwatch.model.rings import has_written
 from ncclwatch.model.state import Communicator, Direction, OpPhase, PendingOperation, ProxyOperation
 
 OrderOf = Callable[[str, int], CallOrder | None]
@@ -34,6 +35,8 @@ class Kernels:
     """The collective the rank is in or before: address of its communicator, and how many calls were made on it since; (0, −1)
     where nothing is open: the call it has yet to make.
     """
+    before: tuple[int, int] | None = None
+    """The collective that it has not begun, as far as that shows: address of its communicator, and how far that is."""
     awaits: list[Place] = field(default_factory=list)
     """Messages inside its node that cannot go on for the peer's sake."""
 
@@ -64,11 +67,11 @@ def waits_inside(job: Job, kernels: Mapping[int, Kernels]) -> Iterator[Wait]:
 def read_kernels(job: Job, member: Member, order: CallOrder | None) -> Kernels:
     """The kernels of a rank, with the order of its calls where that is known. O(operations)."""
     operations: list[_Operation] = [*member.last.operations, *member.last.pending]
-    found, at_address = Kernels(), {own.address: own for own in member.last.communicators}
+    found, at_address = Kernels(place=None if operations else (0, -1)), {own.address: own for own in member.last.communicators}
     known = [at_address.get(one.comm_address) or _by_hash(job, member, one) for one in operations]
     located, places, unfinished = None, list[list[Place]](), defaultdict[Place, set[int]](set)
     if order is not None:
-        places = [_places(communicator, one) for communicator, one in zip(known, operations, strict=True)]
+        places = [places_of(communicator, one) for communicator, one in zip(known, operations, strict=True)]
         for operation, filled in zip(operations, places, strict=True):
             for place in filled:
                 unfinished[place].add(operation.op_count)
@@ -83,20 +86,40 @@ def read_kernels(job: Job, member: Member, order: CallOrder | None) -> Kernels:
         if len(filled) == 1 and filled[0][1] is None:
             # Of one communicator all that was called since is unfinished too.
             found.place = filled[0][0], len(unfinished[filled[0]]) - 1
-    standing = find_standing(order, member.last, unfinished) if order is not None and located is not None else None
-    if standing is not None:
-        found.first, found.place, found.awaits = standing.position, None, standing.awaits
-        found.begun |= {standing.position: standing.begun} if standing.begun is not None else {}
-    elif order is not None:
-        found.awaits = exchanges_held_up(order, member.last)
-    if not operations and (standing is None or standing.position > 0):
-        found.place = 0, -1
+    if order is not None and located is not None:
+        _take_inside(found, member, order, unfinished)
     for communicator, operation, kernel in zip(known, operations, kernels, strict=True):
         if isinstance(operation, ProxyOperation):
             found.of[operation.address] = kernel
             if (begun := _has_begun(communicator, operation)) is not None:
                 found.begun[kernel] = found.begun.get(kernel, False) or begun
+    if found.current is False and found.first in kernels and not (one := operations[kernels.index(found.first)]).op_count & 1:
+        found.before = one.comm_address, one.op_count
     return found
+
+
+def _take_inside(found: Kernels, member: Member, order: CallOrder, unfinished: Mapping[Place, Collection[int]]) -> None:
+    """What its messages and collectives inside its node say of where a rank stands."""
+    standing = find_standing(order, member.last, unfinished)
+    if standing is None:
+        found.awaits = exchanges_held_up(order, member.last)
+    elif standing.collective is not None:
+        found.before = standing.collective
+    else:
+        found.first, found.place, found.awaits = standing.position, (0, -1) if standing.position > 0 else None, standing.awaits
+        found.begun |= {standing.position: standing.begun} if standing.begun is not None else {}
+
+
+def before_alike(job: Job, kernels: Mapping[int, Kernels], near_s: float) -> dict[Node, list[Member]]:
+    """Of each rank that has not begun a collective those that have not either, itself among them, if all are of one moment."""
+    together = defaultdict[tuple[int, int], list[Member]](list)
+    for member in job.members:
+        address, mark = kernels[member.index].before or (0, 0)
+        for own in member.last.communicators:
+            if own.address == address:
+                together[job.number(member.index, own), mark].append(member)
+    near = [of for of in together.values() if (at := [m.last.wall_ns for m in of]) and max(at) - min(at) <= near_s * 1e9]
+    return {RankNode(member.index): members for members in near for member in members}
 
 
 def _by_hash(job: Job, member: Member, operation: _Operation) -> Communicator | None:
@@ -113,39 +136,7 @@ def _has_begun(own: Communicator | None, operation: ProxyOperation) -> bool | No
         if sub.done > 0 if receives else sub.gpu_ready or sub.transmitted:
             return True
     if receives:
-        return _has_written(own, operation) if own is not None and operation.algorithm == "Ring" else None
+        return has_written(own, operation) if own is not None and operation.algorithm == "Ring" else None
     # In a tree all but a leaf receive first (``runTreeUpDown``, src/device/all_reduce.h): whom they wait for tells.
     free = operation.algorithm != "Tree" and any(sub.gpu_ready is not None and sub.posted > 0 for sub in operation.subs)
     return False if free else None
-
-
-def _has_written(own: Communicator, operation: ProxyOperation) -> bool | None:
-    """Whether a rank that receives a ring's data from the network has written to the next in shared memory, which its kernel does
-    first, or could have and has not; ``None`` where that does not show.
-
-    A connection of the ring that stands at the step where the operation begins was not written to. Where other algorithms used
-    it too its count means nothing: then who reads nothing of what was delivered tells.
-    """
-    sinks = {at.ring.channel: at.sink for at in ring_places(own)}
-    counts = operation.protocol == "Simple" and operation.collective in RING_ENDS_RECEIVING
-    known: list[bool] = []
-    for sub in operation.subs:
-        sink = sinks.get(sub.channel)
-        if sink is None or sink.tail is None or (unread := steps_unread(sink)) is None or unread > CONNECTION_SLOTS:
-            continue
-        written = sink.tail - sub.base
-        if counts and 0 < written <= sub.nsteps:
-            known.append(True)
-        elif unread < CHUNK_STEPS and (sub.transmitted or (counts and written == 0)):
-            known.append(False)
-    return any(known) if known else None
-
-
-def _places(own: Communicator | None, operation: _Operation) -> list[Place]:
-    """The places in the order of calls that an operation fills; empty where its communicator is not known."""
-    if own is None:
-        return []
-    if not operation.op_count & 1:
-        return [(own.address, None)]
-    peers = {sub.peer for sub in (operation.subs if isinstance(operation, ProxyOperation) else (operation,))}
-    return [(own.address, (operation.direction is Direction.SEND, peer)) for peer in sorted(peers)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from ncclwatch.engine.conflicts import StageOf
 from ncclwatch.engine.edges import PROXY_STALLS, Wait, Why, laggards
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactColumns, FactKind, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.graph import Waits
-from ncclwatch.engine.slow.kernels import Kernels, OrderOf, read_kernels, waits_inside
+from ncclwatch.engine.slow.kernels import Kernels, OrderOf, before_alike, read_kernels, waits_inside
 from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.job import Job, Member
@@ -136,6 +136,7 @@ def take_look(job: Job, order_of: OrderOf | None = None, near_s: float = math.in
         (sink, waits.victims([sink]) | {node.index for node in sink.nodes if sink.is_cycle and isinstance(node, RankNode)})
         for sink in waits.sinks if sink.waits or sink.inside
     ]  # fmt: skip
+    together, waiting = before_alike(job, kernels, near_s), set(waits.waits.subject.tolist())
     reached = Counter(rank for _, ranks in sinks for rank in ranks)
     holds, unseen = list[Hold](), set[int]()
     for sink, ranks in sinks:
@@ -148,7 +149,10 @@ def take_look(job: Job, order_of: OrderOf | None = None, near_s: float = math.in
         unseen.update(veil)
         for at in veil:
             holds.append(Hold(Part.GPU, weight / len(veil), job.member(at).info.key, group=rest[0].key.group, among=len(veil)))
-        holds += [_hold(job, node, among[node] or rest, weight, stalled, inside) for node in ends if not veil]
+        for node in ends if not veil else ():
+            hold = _hold(job, node, among[node] or rest, weight, stalled, inside)
+            also = [m for m in together.get(node, ()) if m.index not in waiting] if hold.part is Part.GPU else []
+            holds += [replace(hold, weight=weight / len(also), process=m.info.key) for m in also] or [hold]
     time, size = job.time, len(job.members)
     cpu_times = {member.info.key: times for member in job.members if (times := _cpu_times(member.last)) is not None}
     activities, inferred = _activities(job, waits, kernels, doubtful, inside, unseen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -215,3 +216,42 @@ def test_who_has_written_its_part_of_an_exchange_waits_for_the_one_who_reads_not
 
 def test_who_sends_by_itself_may_go_on_when_it_has_written() -> None:
     assert not list(inside(*exchange(unread=1, to_read=0, together=False)))
+
+
+def begun_by(*inside: int, apart_s: float = 0.0) -> Counter[int]:
+    """Thousandths of the waits that end at each rank, of a ring between hosts in which only ``inside`` have begun; rank 2 was
+    sampled so much later than the others.
+    """
+    ranks, orders = [], {}
+    for rank in range(WORLD):
+        own = communicator(rank, WORLD)
+        done = 4 if rank in inside else 0
+        sends = send((rank + 1) % WORLD, sent=done, done=done, produced=done)
+        came = 4 if (rank - 1) % WORLD in inside else 0
+        receives = recv((rank - 1) % WORLD, posted=8, received=came, delivered=came, consumed=came if rank in inside else 0)
+        ranks.append(Rank(rank, WORLD, (own,), (sends, receives)))
+        calls = np.zeros(1, RECORD)
+        calls["function"], calls["comm"] = Function.ALL_REDUCE, own.address
+        orders[rank] = CallOrder()
+        orders[rank].add(calls)
+    samples = [rank.looks(1) for rank in ranks]
+    samples[2] = [replace(one, wall_ns=one.wall_ns + int(apart_s * 1e9)) for one in samples[2]]
+    (job,) = assemble(samples)
+    of = {member.info.pid: member.rank or 0 for member in job.members}
+    rank_of = {member.info.key: member.rank or 0 for member in job.members}
+    look = take_look(job, lambda host, pid: orders[of[pid]], near_s=0.02)
+    found = Counter[int]()
+    for hold in look.holds:
+        if hold.process is not None:
+            found[rank_of[hold.process]] += round(1000 * hold.weight)
+    return found
+
+
+def test_two_that_have_not_begun_the_same_operation_hold_the_others_up_together() -> None:
+    """The waits of a ring end at the last of them; it would wait for the other, had it begun."""
+    assert begun_by(0, 1, 2) == {3: 750}
+    assert begun_by(0, 1) == {2: 250, 3: 250}
+
+
+def test_what_was_sampled_at_another_moment_holds_nobody_up_beside() -> None:
+    assert begun_by(0, 1, apart_s=1.0) == {3: 500}
