@@ -99,7 +99,7 @@ class _Messages:
         self.settled = self.each > 0 and enough and (known or (self.steady >= STEADY and self.rested < RESTS))
 
     def forget(self) -> None:
-        """Learn anew, of which calls there were is no longer known how many steps they made."""
+        """Learn anew: how many steps the calls so far have made is no longer known."""
         self.each, self.whole, self.settled = 0, False, False
         self.recent.clear()
         self.agree.clear()
@@ -153,8 +153,11 @@ class MessageSteps:
             self._of[place].forget()
 
     def open(self) -> dict[Place, float]:
-        """Messages that are not over, by place, as of the newest sample; where that is not known, nothing."""
-        return {place: max(0.0, self._of[place].open) for place in self._newest if self._of[place].settled}
+        """Messages that are not over, by place, as of the newest sample; where that is not known, nothing. No more than were
+        called: with more the process shows something else than its steps.
+        """
+        known = {place: self._of[place] for place in self._newest if self._of[place].settled}
+        return {place: max(0.0, one.open) for place, one in known.items() if one.open <= one.calls}
 
 
 def way_of(end: HostConnection) -> Way:

@@ -155,3 +155,13 @@ def test_a_connection_that_one_sample_misses_is_still_known() -> None:
         steps.take(sample_of(second, *ends), called)
         said = steps.open()
         assert said.get(SENDS) == (None if second == 50 else pytest.approx(0.0)) or second < 20, second
+
+
+def test_steps_that_cannot_be_are_not_believed() -> None:
+    """Memory of a process may hold anything; nothing that follows from it may be larger than what was called."""
+    steps = MessageSteps()
+    for second in range(1, 30):
+        steps.take(sample_of(second, end(2**63 + second * 4)), lambda until_ns: {SENDS: until_ns // 10**9})
+    assert SENDS in steps.open()
+    steps.take(sample_of(30, end(0)), lambda until_ns: {SENDS: until_ns // 10**9})
+    assert steps.open() == {}
