@@ -53,8 +53,9 @@ class CallOrder:
     _called: Counter[Place] = field(default_factory=Counter)
     """How much was ever called, by place."""
     _size: dict[Place, int] = field(default_factory=dict)
-    """Of the newest call at a place, and how much was called there when it last changed."""
+    """Of the newest call at a place: a number for its elements and type."""
     _changed: dict[Place, int] = field(default_factory=dict)
+    """How much had been called at a place when that size last changed."""
     _messages: MessageSteps = field(default_factory=MessageSteps)
 
     def add(self, calls: NDArray[Any]) -> None:
@@ -151,10 +152,14 @@ class CallOrder:
 
     def since(self, position: int, until_ns: int) -> list[tuple[int, Place]]:
         """Positions, as of :meth:`locate`, and places of the calls from one on, oldest first."""
-        rows = self._made[self._made["time_ns"] <= until_ns]
-        positions = rows["number"] - (self._made["number"][-1] if len(rows) else 0)
+        rows, positions = self._until(until_ns)
         at = np.flatnonzero(positions >= position)
         return [(int(n), place) for n, place in zip(positions[at].tolist(), _places(rows[at]), strict=True)]
+
+    def _until(self, until_ns: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The calls up to a moment, and their positions: 0 is the newest call of all."""
+        rows = self._made[self._made["time_ns"] <= until_ns]
+        return rows, rows["number"] - (self._made["number"][-1] if len(rows) else 0)
 
     @property
     def exchanged(self) -> set[tuple[int, int]]:
@@ -166,8 +171,7 @@ class CallOrder:
         needed are not kept. Operations at one place end in the order of their calls: the unfinished ones are the newest.
         """
         self._make()
-        rows = self._made[self._made["time_ns"] <= until_ns]
-        positions = rows["number"] - (self._made["number"][-1] if len(rows) else 0)
+        rows, positions = self._until(until_ns)
         paired = np.isin(rows["function"], POINT_TO_POINT)
         found: dict[tuple[Place, int], int] = {}
         for (comm, way), numbers in unfinished.items():
